@@ -1,0 +1,1 @@
+"""How results look: tables, figures and explorers. Nothing here decides anything."""

@@ -1,0 +1,85 @@
+"""Values come from checkpoints that nobody vouches for: what is shown must be text, and visible text."""
+
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.findings import SEVERITIES, Finding, Verdict
+from helpers.view import markup, tables
+
+HOSTILE = '<script>alert(1)</script><img src=x onerror=alert(2)>" onload="x\x00\u202e\ud800&amp;'
+
+
+class Reader(HTMLParser):
+    """Elements, attributes and text as a browser would take them."""
+
+    def __init__(self, source: str):
+        super().__init__()
+        self.elements, self.attributes, self.words = [], [], []
+        self.feed(source)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append(tag)
+        self.attributes += [name for name, _ in attrs]
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def finding(severity: str = "refused", **changed) -> Finding:
+    fields = ("id", "read", "observed", "expected", "why", "source", "remedy", "reference")
+    values = dict.fromkeys(fields, HOSTILE) | {"stage": "admit", "severity": severity}
+    return Finding(**(values | changed))
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        markup.table([{HOSTILE: HOSTILE}], HOSTILE),
+        markup.details(HOSTILE, markup.code(HOSTILE)),
+        markup.command(HOSTILE),
+        tables.findings([finding()]),
+    ],
+    ids=["table", "details", "command", "findings"],
+)
+def test_hostile_values_stay_text(shown):
+    read = Reader(shown.source)
+    assert not {"script", "img"} & set(read.elements)
+    assert not any(name.startswith("on") for name in read.attributes)
+    assert "<script>alert(1)</script>" in "".join(read.words)
+    shown.source.encode()  # a lone surrogate would not be UTF-8
+
+
+@given(st.text())
+def test_any_text_is_readable_again_and_holds_nothing_unprintable(value):
+    read = "".join(Reader(markup.escape(value)).words)
+    assert read == markup.visible(value).replace("\n", "")
+    assert read.isprintable()
+
+
+def test_control_characters_are_spelled_out():
+    assert markup.visible("lm_head.\x00backbone\u202e") == "lm_head.\\x00backbone\\u202e"
+
+
+def test_a_table_shows_the_columns_asked_for_in_order_and_says_when_it_is_empty():
+    rows = [{"a": 1, "b": None, "c": 3}]
+    assert [w for w in Reader(markup.table(rows, columns=["c", "b"]).source).words] == ["c", "b", "3", "—"]
+    assert Reader(markup.table([], "Findings").source).words == ["Findings: none"]
+
+
+def test_plain_text_stands_beside_the_html():
+    assert repr(markup.table([{"a": markup.code("x"), "b": None}], "T")) == "T\na | b\nx | —"
+
+
+def test_findings_come_worst_first_and_every_severity_has_a_word():
+    shown = tables.findings([finding(s, why=f"why {s}") for s in reversed(SEVERITIES)]).plain
+    assert [shown.index(f"why {s}") for s in SEVERITIES] == sorted(shown.index(f"why {s}") for s in SEVERITIES)
+
+
+def test_stages_name_state_of_all_five():
+    verdict = Verdict((finding(),), frozenset({"detect", "admit"}))
+    lines = tables.stages(verdict).plain.splitlines()[2:]
+    assert lines == ["detect | ✔ passed", "admit | ✖ failed", "route | ○ not examined", "load | ○ not examined", "run | ○ not examined"]
