@@ -1,0 +1,281 @@
+"""Asks real SGLang releases: one long-lived worker process a release.
+
+with Worker("0.5.15") as worker:
+    worker.arguments(folder, deployment).message     # what the release says to this launch
+    worker.routing(folder, modules).methods          # which method each module gets
+"""
+
+import json
+import os
+import selectors
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from helpers.sglang.environments import Environment, environment
+
+INSIDE = Path(__file__).resolve().parent / "inside"
+
+REAL = (
+    "the release's own code: command line parser, argument resolution and checks, ModelConfig, config classes of its transformers pin, "
+    "quantization config, name mapper, get_moe_impl_class, get_quant_method"
+)
+SIMULATED = (
+    "the GPU's answers (capability, name, memory, count), nvidia-smi, the CUDA version where torch is a CPU build, and the presence of "
+    "FlashInfer; no kernel runs and no weight is read"
+)
+
+START_SECONDS = 180
+QUESTION_SECONDS = 60
+WINDOW = 64  # questions under way at once; well below what the pipes hold
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a release answered to one launch.
+
+    error, message: the exception's type and whole text ("" when accepted); a hang is "Timeout", a dead worker "WorkerDied".
+    source: ``file:line function`` inside sglang/srt. env: environment variables the resolution set (None: removed).
+    resolved: the resolved fields of worker_arguments.FIELDS. note: says so when the transformers is not the release's own pin.
+    """
+
+    release: str
+    accepted: bool
+    error: str = ""
+    message: str = ""
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    model_quantization: str | None = None
+    resolved: dict = field(default_factory=dict)
+    env: dict = field(default_factory=dict)
+    note: str = ""
+
+    @property
+    def quantization(self) -> str | None:
+        return self.resolved.get("quantization")
+
+    @property
+    def runner(self) -> str | None:
+        return self.resolved.get("moe_runner_backend")
+
+    @property
+    def a2a(self) -> str | None:
+        return self.resolved.get("moe_a2a_backend")
+
+    @property
+    def ep_size(self) -> int | None:
+        return self.resolved.get("ep_size")
+
+    @property
+    def source(self) -> str:
+        return f"{self.file}:{self.line} {self.function}" if self.file else ""
+
+
+@dataclass(frozen=True)
+class RoutingAnswer:
+    """What a release makes of each module. methods[i]: class name, None, or {"error", "message", …}, for modules[i] of the question."""
+
+    release: str
+    accepted: bool
+    error: str = ""
+    message: str = ""
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    model_quantization: str | None = None
+    model_class: str | None = None
+    quant_config: str | None = None
+    quant_config_name: str | None = None
+    moe_class: str | None = None
+    methods: tuple = ()
+    note: str = ""
+    env: dict = field(default_factory=dict)
+
+
+def gpu_of(deployment) -> dict:
+    """The machine a worker simulates for this deployment: its GPU, as many as its ranks need, at least 8."""
+    gpu = deployment.gpu
+    return {"name": gpu.name, "capability": list(gpu.capability), "memory_mib": gpu.memory_mib, "count": max(8, deployment.tp)}
+
+
+# Deployment field -> flag; a field at its default is not given, as on a real command line.
+FLAGS = {
+    "runner": ("--moe-runner-backend", "auto"),
+    "a2a": ("--moe-a2a-backend", "none"),
+    "quantization": ("--quantization", None),
+    "tp": ("--tp-size", 1),
+    "ep": ("--ep-size", 1),
+    "dp": ("--dp-size", 1),
+    "deepep_mode": ("--deepep-mode", "auto"),
+    "max_prefill_tokens": ("--max-prefill-tokens", None),
+    "chunked_prefill_size": ("--chunked-prefill-size", None),
+    "cuda_graph_max_bs": ("--cuda-graph-max-bs", None),
+    "speculative_algorithm": ("--speculative-algorithm", None),
+    "speculative_num_steps": ("--speculative-num-steps", None),
+    "speculative_eagle_topk": ("--speculative-eagle-topk", None),
+    "speculative_num_draft_tokens": ("--speculative-num-draft-tokens", None),
+    "speculative_moe_runner_backend": ("--speculative-moe-runner-backend", None),
+}
+SWITCHES = {"enable_dp_attention": "--enable-dp-attention", "disable_shared_experts_fusion": "--disable-shared-experts-fusion"}
+
+
+def argv_of(folder: str | os.PathLike, deployment) -> list[str]:
+    """The launch command's arguments for this deployment (without ``python -m sglang.launch_server``)."""
+    argv = ["--model-path", str(folder)]
+    for name, (flag, default) in FLAGS.items():
+        value = getattr(deployment, name, default)
+        if value != default and value is not None:
+            argv += [flag, str(value)]
+    argv += [flag for name, flag in SWITCHES.items() if getattr(deployment, name, False)]
+    return argv
+
+
+class Worker:
+    """A release's process. Starts at the first question, restarts after a question killed it."""
+
+    def __init__(self, release: str | Environment, question_seconds: float = QUESTION_SECONDS):
+        self.environment = release if isinstance(release, Environment) else environment(release)
+        self.release = self.environment.release
+        self.question_seconds = question_seconds
+        self.about: dict = {}
+        self._process: subprocess.Popen | None = None
+        self._next = 0
+        self._buffer = b""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self):
+        """Ends the process. A later question starts a new one."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.stdin.close()
+        try:
+            process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+        self._stderr.close()
+
+    def start(self) -> dict:
+        """Starts the process if it is not running; returns its versions and import time."""
+        if self._process is None:
+            self._stderr = tempfile.TemporaryFile()
+            self._process = subprocess.Popen(
+                [self.environment.python, "-s", str(INSIDE / "worker_main.py")],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                env=self.environment.variables(),
+                bufsize=0,
+            )
+            self._buffer = b""
+            first = self._read(START_SECONDS)
+            if not isinstance(first, dict) or not first.get("ready"):
+                raise RuntimeError(f"the worker of sglang {self.release} did not start ({first}): {self._last_words()}")
+            self.about = first
+            self.note = self.environment.note(first)
+        return self.about
+
+    def arguments(self, folder: str | os.PathLike, deployment) -> Answer:
+        """What the release makes of this launch of the checkpoint in `folder` (config.json is enough)."""
+        return next(self.arguments_of([(folder, deployment)]))
+
+    def arguments_of(self, questions: Iterable[tuple]) -> Iterator[Answer]:
+        """The answers to (folder, deployment) pairs, in order, with several under way at once."""
+        requests = (
+            {
+                "question": "arguments",
+                "argv": argv_of(folder, deployment),
+                "gpu": gpu_of(deployment),
+                "env": dict(getattr(deployment, "env", ())),
+            }
+            for folder, deployment in questions
+        )
+        for answer in self._ask(requests):
+            yield Answer(release=self.release, note=self.note, **answer)
+
+    def command(self, argv: Sequence[str], gpu: dict, env: dict | None = None) -> Answer:
+        """The same for a command line as the user wrote it."""
+        answer = next(self._ask([{"question": "arguments", "argv": list(argv), "gpu": gpu, "env": env or {}}]))
+        return Answer(release=self.release, note=self.note, **answer)
+
+    def routing(self, folder: str | os.PathLike, deployment, modules: Sequence[tuple[str, str]]) -> RoutingAnswer:
+        """The method of each (runtime prefix, kind); kind is "experts", "linear", "attention", "lm_head" or "embedding"."""
+        request = {
+            "question": "routing",
+            "argv": argv_of(folder, deployment),
+            "gpu": gpu_of(deployment),
+            "env": dict(getattr(deployment, "env", ())),
+            "modules": [list(module) for module in modules],
+        }
+        answer = next(self._ask([request]))
+        answer.pop("architectures", None)
+        return RoutingAnswer(release=self.release, note=self.note, **answer | {"methods": tuple(answer.get("methods", ()))})
+
+    def _ask(self, requests: Iterable[dict]) -> Iterator[dict]:
+        waiting: list[dict] = []
+        requests = iter(requests)
+        exhausted = False
+        while True:
+            while not exhausted and len(waiting) < WINDOW:
+                request = next(requests, None)
+                if request is None:
+                    exhausted = True
+                    break
+                waiting.append(request | {"id": self._next})
+                self._next += 1
+                self._send(waiting[-1])
+            if not waiting:
+                return
+            answer = self._read(self.question_seconds)
+            request = waiting.pop(0)
+            if isinstance(answer, str):  # the question at the head hung or killed the worker: it alone fails, the rest is asked again
+                yield {"accepted": False, "error": answer, "message": f"no answer: {self._last_words()}"}
+                self._kill()
+                for again in waiting:
+                    self._send(again)
+                continue
+            if answer.pop("id") != request["id"]:
+                raise RuntimeError(f"the worker of sglang {self.release} answered out of order")
+            yield answer
+
+    def _send(self, request: dict):
+        self.start()
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        except BrokenPipeError:
+            pass  # the worker died; reading says so, for the right question
+
+    def _read(self, seconds: float) -> dict | str:
+        """The next answer, or "Timeout" or "WorkerDied"."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._buffer:
+                if not selector.select(seconds):
+                    return "Timeout"
+                data = os.read(self._process.stdout.fileno(), 1 << 16)
+                if not data:
+                    return "WorkerDied"
+                self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return json.loads(line)
+
+    def _kill(self):
+        if self._process is not None:
+            self._process.kill()
+        self.close()
+
+    def _last_words(self) -> str:
+        """The last line the worker printed, for the message of a crash."""
+        self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - 2000))
+        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it printed nothing"

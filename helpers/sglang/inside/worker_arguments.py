@@ -1,0 +1,78 @@
+"""Asks the release what it makes of a command line: parse, resolve, check, and read the resolved fields."""
+
+import argparse
+import os
+import traceback
+
+import sglang.srt.server_args
+from sglang.srt.server_args import ServerArgs
+
+ROOT = os.path.dirname(os.path.abspath(sglang.srt.server_args.__file__)) + os.sep  # the paths in answers begin after it
+
+# What the comparison and the notebooks read of the resolved configuration; a name a release does not have is left out.
+FIELDS = (
+    "quantization", "moe_runner_backend", "moe_a2a_backend", "ep_size", "tp_size", "dp_size", "enable_dp_attention", "deepep_mode",
+    "disable_shared_experts_fusion", "speculative_moe_runner_backend", "speculative_moe_a2a_backend", "speculative_algorithm",
+    "speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens", "max_prefill_tokens", "chunked_prefill_size",
+    "cuda_graph_max_bs", "fp4_gemm_runner_backend", "fp8_gemm_runner_backend", "attention_backend", "kv_cache_dtype", "dtype",
+    "mem_fraction_static", "disable_cuda_graph", "enable_flashinfer_allreduce_fusion", "moe_dense_tp_size", "page_size",
+    "flashinfer_a2a_dispatch_type", "enable_eplb", "ep_num_redundant_experts",
+)  # fmt: skip
+
+
+class ArgumentRefused(Exception):
+    """What argparse would print before it exits with 2."""
+
+
+def _refuse(message):
+    raise ArgumentRefused(message)
+
+
+def build_parser():
+    parser = argparse.ArgumentParser(prog="sglang serve")
+    ServerArgs.add_cli_args(parser)
+    parser.error = _refuse
+    return parser
+
+
+def refusal_of(error):
+    """The exception as an answer: type, whole text, and the innermost frame inside the release, else the innermost of all."""
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [frame for frame in frames if frame.filename.startswith(ROOT)]
+    frame = (inside or frames)[-1]
+    return {
+        "error": type(error).__name__,
+        "message": str(error),
+        "file": frame.filename.removeprefix(ROOT),
+        "line": frame.lineno,
+        "function": frame.name,
+    }
+
+
+def ask(parser, argv):
+    """The resolved configuration of one command line. Raises whatever the release raises."""
+    namespace = parser.parse_args(argv)
+    arguments = ServerArgs.from_cli_args(namespace)
+    if hasattr(arguments, "resolve_once"):  # from 0.5.19 nothing is decided before this
+        arguments.resolve_once()
+    arguments.check_server_args()
+    return arguments
+
+
+def resolved_fields(arguments):
+    values = arguments.resolved_dict() if hasattr(arguments, "resolved_dict") else vars(arguments)
+    return {name: values[name] for name in FIELDS if name in values and isinstance(values[name], str | int | float | bool | None)}
+
+
+def model_config_of(arguments):
+    """The ModelConfig that the resolution built."""
+    if hasattr(arguments, "get_model_config"):
+        return arguments.get_model_config()
+    from sglang.srt.arg_groups.model_override_base import model_config_of as of
+
+    return of(arguments)
+
+
+def model_quantization(arguments):
+    """ModelConfig.quantization: what the checkpoint and the flag come to, which the loader reads."""
+    return model_config_of(arguments).quantization

@@ -1,0 +1,147 @@
+"""The worker: runs inside the Python of an SGLang release and answers questions, one JSON line each, until its input ends.
+
+Started by helpers/sglang/client.py. Imports nothing of this repository but the files beside it.
+"""
+
+import json
+import os
+import sys
+import time
+
+# The protocol keeps the real stdin and stdout; whatever a library prints or reads goes elsewhere.
+REQUESTS = os.fdopen(os.dup(0), "r", encoding="utf-8")
+ANSWERS = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+os.dup2(2, 1)
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+
+
+def say(answer):
+    ANSWERS.write(json.dumps(answer) + "\n")
+    ANSWERS.flush()
+
+
+def imported():
+    """Imports the release as on a CPU machine and returns what the client is told about it."""
+    import importlib
+    import logging
+
+    import torch
+
+    torch.set_num_threads(1)
+    import sglang
+    import sglang.srt.server_args
+    import transformers
+
+    for name in (
+        "arg_groups.overrides",
+        "arg_groups.pipeline",
+        "configs.model_config",
+        "layers.moe.ep_moe.layer",
+        "layers.quantization.modelopt_quant",
+    ):
+        try:
+            importlib.import_module(f"sglang.srt.{name}")
+        except ModuleNotFoundError as error:  # not every release has each
+            if error.name != f"sglang.srt.{name}" and not f"sglang.srt.{name}".startswith(f"{error.name}."):
+                raise
+    logging.disable(logging.CRITICAL)
+    return {
+        "sglang": sglang.__version__,
+        "transformers": transformers.__version__,
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+    }
+
+
+class Server:
+    def __init__(self):
+        import worker_arguments
+        from worker_gpu import SimulatedMachine
+
+        self.parser = worker_arguments.build_parser()
+        self.machine = SimulatedMachine()
+        self.arguments = worker_arguments
+        self.environment = dict(os.environ)
+        self.models_imported = False
+
+    def restore_environment(self, keep=None):
+        """Back to the environment the worker started with; returns what had been set (None: removed)."""
+        changed = {}
+        for name in set(os.environ) | set(self.environment):
+            now, before = os.environ.get(name), self.environment.get(name)
+            if now != before:
+                changed[name] = now
+                if before is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = before
+        return {name: value for name, value in changed.items() if (keep or {}).get(name) != value}
+
+    def answer(self, request):
+        given = request.get("env") or {}
+        os.environ.update(given)
+        try:
+            self.machine.become(request["gpu"])
+            if request["question"] == "arguments":
+                answer = self.ask_arguments(request)
+            elif request["question"] == "routing":
+                answer = self.in_a_child(request)
+            else:
+                raise ValueError(f"unknown question {request['question']!r}")
+        except BaseException as error:  # the release's refusal, whatever its type (SystemExit included), is the answer
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            answer = {"accepted": False, **self.arguments.refusal_of(error)}
+        answer["env"] = self.restore_environment(keep=given)
+        return answer
+
+    def ask_arguments(self, request):
+        arguments = self.arguments.ask(self.parser, request["argv"])
+        return {
+            "accepted": True,
+            "resolved": self.arguments.resolved_fields(arguments),
+            "model_quantization": self.arguments.model_quantization(arguments),
+        }
+
+    def in_a_child(self, request):
+        import worker_routing
+
+        if not self.models_imported:
+            with self.machine.absent():
+                worker_routing.import_models()
+            self.models_imported = True
+            self.machine.become(request["gpu"])
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(read)
+            try:
+                try:
+                    answer = {"accepted": True, **worker_routing.ask(self.parser, request["argv"], request["modules"])}
+                except BaseException as error:  # noqa: BLE001  as in answer()
+                    answer = {"accepted": False, **self.arguments.refusal_of(error)}
+                with os.fdopen(write, "w", encoding="utf-8") as pipe:
+                    json.dump(answer, pipe)
+            finally:
+                os._exit(0)
+        os.close(write)
+        with os.fdopen(read, encoding="utf-8") as pipe:
+            text = pipe.read()
+        _, status = os.waitpid(child, 0)
+        if not text:
+            raise RuntimeError(f"the child died ({os.waitstatus_to_exitcode(status)}) before it answered")
+        return json.loads(text)
+
+
+def main():
+    start = time.perf_counter()
+    about = imported()
+    server = Server()
+    say({"ready": True, **about, "import_seconds": round(time.perf_counter() - start, 2)})
+    for line in REQUESTS:
+        request = json.loads(line)
+        say({"id": request["id"], **server.answer(request)})
+
+
+if __name__ == "__main__":
+    main()
