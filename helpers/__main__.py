@@ -1,0 +1,5 @@
+import sys
+
+from helpers.suite.cli import main
+
+sys.exit(main())

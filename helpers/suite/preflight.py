@@ -1,0 +1,99 @@
+"""The verdict of one checkpoint on one deployment, in the terminal or as JSON."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from helpers.checkpoint import open_checkpoint
+from helpers.deployment import Deployment, deployment
+from helpers.errors import InputError
+from helpers.findings import LEGEND, STAGES, Finding, Verdict, ordered
+from helpers.stages.verdict import judge
+from helpers.suite import expectation
+from helpers.suite.alternatives import Alternative, alternatives
+from helpers.suite.terminal import Page
+
+STATE_COLOURS = {"passed": ("green",), "failed": ("red", "bold"), "not_examined": ("yellow",)}
+
+
+def main(args: argparse.Namespace) -> int:
+    expected = expectation.parse(args.expect)
+    asked = deployment(**values(args))
+    checkpoint = open_checkpoint(args.checkpoint)
+    verdict = judge(checkpoint, asked).verdict
+    others = alternatives(checkpoint, asked) if verdict.outcome != "serves" else []
+    if args.json:
+        question = {"checkpoint": args.checkpoint, "expect": list(expected)} | asked.to_dict()
+        answer = {"question": question} | verdict.to_dict() | {"alternatives": [other.to_dict() for other in others]}
+        print(json.dumps(answer, indent=2))
+    else:
+        page = Page(sys.stdout)
+        render(page, checkpoint.name, asked, verdict, others)
+        if args.expect:
+            page.line()
+            page.line(f"expected {' or '.join(expected)}: {'yes' if verdict.outcome in expected else 'NO'}")
+        page.write()
+    return 0 if verdict.outcome in expected else 1
+
+
+def values(args: argparse.Namespace) -> dict[str, object]:
+    """The deployment as plain values, only those that were given: the defaults live in helpers.deployment."""
+    names = ("sglang", "runner", "a2a", "quantization", "tp", "ep", "dp", "gpu")
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    if args.env:
+        given["env"] = ",".join(args.env)
+    if args.launch is not None:
+        given["launch"] = read_launch(args.launch)
+    return given
+
+
+def read_launch(text: str) -> str:
+    """The command itself, or with a leading @ the content of the file it names."""
+    if not text.startswith("@"):
+        return text
+    try:
+        return Path(text[1:]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"--launch {text}: cannot read the command: {error}") from None
+
+
+def render(page: Page, name: str, asked: Deployment, verdict: Verdict, others: list[Alternative]) -> None:
+    """The verdict as a reader wants it: the answer, where it was decided, why and what to do, what else would serve."""
+    colour = {"serves": ("green", "bold"), "unknown": ("yellow", "bold")}.get(verdict.outcome, ("red", "bold"))
+    page.line(f"{name} on {asked}")
+    page.line(f"{page.paint(verdict.outcome.replace('_', ' ').upper(), *colour)}  {LEGEND[verdict.outcome]}")
+    page.line()
+    states = [f"{stage} {page.paint(state.replace('_', ' '), *STATE_COLOURS[state])}" for stage, state in verdict.stages.items()]
+    page.line("stages: " + " · ".join(states))
+    for number, finding in enumerate(ordered(verdict.findings), 1):
+        page.line()
+        _finding(page, number, finding)
+    missing = [stage for stage in STAGES if verdict.stages[stage] == "not_examined"]
+    if missing:
+        page.line()
+        page.line(f"Not examined: {', '.join(missing)}.")
+    _alternatives(page, others)
+
+
+def _finding(page: Page, number: int, finding: Finding) -> None:
+    colour = {"note": ("dim",), "abstained": ("yellow",), "off_path": ("yellow",)}.get(finding.severity, ("red", "bold"))
+    page.line(f"{number:>2} {page.paint(finding.severity.replace('_', ' '), *colour)}  {page.paint(finding.id, 'bold')} ({finding.stage})")
+    for name in ("read", "observed", "expected", "why", "source", "remedy", "reference"):
+        page.field(name, getattr(finding, name))
+
+
+def _alternatives(page: Page, others: list[Alternative]) -> None:
+    """Those that serve; when none does, that is said, with the outcomes they have instead."""
+    if not others:
+        return
+    page.line()
+    page.line("With one value changed, everything else as asked:")
+    for changed in ("runner", "sglang"):
+        tried = [other for other in others if other.changed == changed]
+        serving = [other.value for other in tried if other.outcome == "serves"]
+        rest = sorted({other.outcome for other in tried if other.outcome != "serves"})
+        if serving:
+            page.field(changed, "serves with " + ", ".join(serving))
+        elif tried:
+            page.field(changed, f"none of the {len(tried)} others serves ({', '.join(rest)})")
