@@ -8,11 +8,18 @@ import difflib
 from collections.abc import Iterable
 
 
-class UsageError(ValueError):
+class OneLineError(ValueError):
+    """An error whose message is the whole story; IPython shows the line alone, without a traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"{type(self).__name__}: {self}"]
+
+
+class UsageError(OneLineError):
     """The question names something that does not exist (release, runner, parameter …). Exit code 2."""
 
 
-class InputError(ValueError):
+class InputError(OneLineError):
     """A file or folder cannot be read as what it claims to be. Exit code 3."""
 
 
