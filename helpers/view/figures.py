@@ -7,6 +7,7 @@ import base64
 import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import date
 
 from IPython.display import display
 from matplotlib import rc_context
@@ -16,7 +17,7 @@ from matplotlib.patches import Rectangle
 from helpers.view import markup
 from helpers.view.layers import LayerGrid
 from helpers.view.markup import Markup, details, escape, visible
-from helpers.view.palette import PAPER, Mark, algorithm_mark
+from helpers.view.palette import BLUE, PAPER, Mark, algorithm_mark
 
 DPI = 150
 WIDTH = 10.0  # inches: what a JupyterLab cell and a nbconvert page show without scaling
@@ -121,6 +122,21 @@ def _methods(grid: LayerGrid, name: str) -> str:
     return ", ".join(f"{shorten(method, 34)} ×{count}" for method, count in shown) + rest
 
 
+def bars(values: Mapping[str, float], unit: str) -> Figure:
+    """Horizontal bars with the number and its unit at the end of each."""
+    names = list(values)
+    with rc_context(STYLE):
+        fig = _figure(7.5, 0.5 + 0.4 * len(names))
+        axes = fig.subplots()
+        drawn = axes.barh(names, list(values.values()), color=BLUE, height=0.65)
+        axes.bar_label(drawn, [f" {value:,.0f} {unit}" for value in values.values()])
+        axes.set_xlim(0, max(values.values()) * 1.15)
+        axes.set_xticks([])
+        axes.invert_yaxis()
+        _bare(axes)
+    return fig
+
+
 def matrix(
     panels: Mapping[str, Mapping[tuple[str, str], str]],
     rows: Sequence[str],
@@ -164,13 +180,14 @@ def matrix(
     return fig
 
 
-def timeline(lanes: Mapping[str, Mapping[str, str]], dates: Mapping[str, object], marks: Mapping[str, Mark]) -> Figure:
-    """Lanes of states over release dates: lanes[lane][release] names a mark; dates[release] is a date, oldest first.
+def timeline(lanes: Mapping[str, Mapping[str, str]], dates: Mapping[str, str], marks: Mapping[str, Mark]) -> Figure:
+    """Lanes of states over release dates: lanes[lane][release] names a mark; dates[release] is an ISO date, oldest first.
 
-    A state holds from its release to the next one, and the last to a month after.
+    A state holds from its release to the next one; the newest is drawn three weeks long.
     """
     releases = list(dates)
-    days = [(dates[r] - dates[releases[0]]).days for r in releases]
+    when = [date.fromisoformat(day) for day in dates.values()]
+    days = [(day - when[0]).days for day in when]
     ends = [*days[1:], days[-1] + 21]
     with rc_context(STYLE):
         fig = _figure(WIDTH, 1.5 + 0.36 * len(lanes))
@@ -184,8 +201,9 @@ def timeline(lanes: Mapping[str, Mapping[str, str]], dates: Mapping[str, object]
         axes.set_ylim(len(lanes) + 0.05, -0.05)
         axes.set_yticks([y + 0.5 for y in range(len(lanes))], [shorten(lane, 44) for lane in lanes])
         middles = [(start + end) / 2 for start, end in zip(days, ends, strict=True)]
-        axes.set_xticks(middles, [f"{r}\n{dates[r]:%d %b}" for r in releases], rotation=90, fontsize=7.5)
-        axes.set_xlabel(f"SGLang release and date, {dates[releases[0]]:%Y}")
+        labels = [f"{release}\n{day:%d %b}" for release, day in zip(releases, when, strict=True)]
+        axes.set_xticks(middles, labels, rotation=90, fontsize=7.5)
+        axes.set_xlabel(f"SGLang release and its date in {when[0]:%Y}")
         _bare(axes)
         _legend(fig, [mark for state, mark in marks.items() if any(state in states.values() for states in lanes.values())])
     return fig

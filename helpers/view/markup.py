@@ -4,6 +4,7 @@ Styles are inline, because JupyterLab drops <style> elements from notebooks it d
 """
 
 import html
+import json
 from collections.abc import Iterable, Mapping, Sequence
 
 TABLE = "border-collapse:collapse;table-layout:auto;margin:.4em 0;max-width:100%"
@@ -72,6 +73,31 @@ def table(rows: Iterable[Mapping[str, object]], caption: str = "", columns: Sequ
     return Markup(
         f'<table style="{TABLE}">{title}<thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>', _plain(rows, head, caption)
     )
+
+
+def beside(parts: Mapping[str, Markup]) -> Markup:
+    """Parts next to each other under their titles; under each other where the page is narrow."""
+    box = "flex:1 1 22em;min-width:0;padding:0 1em 0 0"
+    columns = "".join(f'<div style="{box}"><b>{escape(title)}</b>{part.source}</div>' for title, part in parts.items())
+    plain = "\n\n".join(f"{title}\n{part.plain}" for title, part in parts.items())
+    return Markup(f'<div style="display:flex;flex-wrap:wrap">{columns}</div>', plain)
+
+
+def excerpt(value: object, entries: int = 4) -> Markup:
+    """A JSON value with only the first ``entries`` of every list and object, eight levels deep, and how many were left out."""
+    return command(json.dumps(_cut(value, entries, 8), indent=2, ensure_ascii=False))
+
+
+def _cut(value: object, entries: int, depth: int) -> object:
+    if isinstance(value, dict | list) and not depth:
+        return "…"
+    if isinstance(value, dict):
+        kept = {key: _cut(inner, entries, depth - 1) for key, inner in list(value.items())[:entries]}
+        return kept if len(value) <= entries else kept | {"…": f"{len(value) - entries} more"}
+    if isinstance(value, list):
+        kept = [_cut(inner, entries, depth - 1) for inner in value[:entries]]
+        return kept if len(value) <= entries else [*kept, f"… {len(value) - entries} more"]
+    return value
 
 
 def details(summary: str, content: Markup, opened: bool = False) -> Markup:

@@ -1,9 +1,11 @@
 """Tables of what the stages returned, as HTML that JupyterLab and nbconvert show alike. Values are escaped: see markup.py."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from functools import reduce
+from operator import add
 
 from helpers.findings import LEGEND, Finding, Verdict, ordered
-from helpers.view.markup import Markup, code, details, escape, table
+from helpers.view.markup import Markup, code, command, details, escape, table
 from helpers.view.palette import SEVERITY_MARKS, STAGE_MARKS, Mark
 
 
@@ -45,13 +47,43 @@ def _what(finding: Finding) -> Markup:
     return Markup(f"{escape(finding.why)}<br>", finding.why) + details(summary, seen)
 
 
-def stages(verdict: Verdict, questions: Mapping[str, str] | None = None) -> Markup:
+# The question each stage asks and the variable it reads: they differ, and nearly every surprise comes from that.
+GUIDE = {
+    "detect": ("What does SGLang call this checkpoint?", "both JSON copies of the quantisation config"),
+    "admit": (
+        "Do the arguments pass the allowlists, and what does auto become?",
+        "server_args.quantization: the raw flag, or an override's",
+    ),
+    "route": ("Which class and which method does each layer get?", "quantized_layers and ignore, by the layer's name at run time"),
+    "load": ("Do the tensors fit, and are the scales complete?", "tensors, and the runner flag of the whole server"),
+    "run": ("Does the kernel compile for this GPU, is it right, is it fast?", "GPU, FlashInfer and CuTe DSL versions"),
+}
+
+
+def stage_guide() -> Markup:
+    rows = [{"stage": name, "question": question, "variable it reads": variable} for name, (question, variable) in GUIDE.items()]
+    return table(rows, "The five stages of a server start")
+
+
+def stages(verdict: Verdict) -> Markup:
     """The five stages in order, and which of them this verdict passed, failed or did not examine."""
-    rows = []
-    for stage, state in verdict.stages.items():
-        row = {"stage": stage, "state": mark(STAGE_MARKS[state])}
-        rows.append(row | ({"question": questions[stage]} if questions else {}))
-    return table(rows, "Stages of a server start")
+    rows = [{"stage": name, "state": mark(STAGE_MARKS[state]), "question": GUIDE[name][0]} for name, state in verdict.stages.items()]
+    return table(rows, "Stages")
+
+
+def verdict(reached: Verdict, title: str) -> Markup:
+    """The outcome and what it means, what decided it, what to do, and what was not examined. title: what was asked."""
+    state, deciding = SEVERITY_MARKS[reached.outcome], reached.deciding
+    head = f'<span style="font-size:1.5em;border-left:8px solid {state.colour};padding-left:.5em">{state.symbol} <b>{state.word}</b></span>'
+    lines = [Markup(f"<p>{escape(title)}</p><p>{head}<br>{escape(LEGEND[reached.outcome])}</p>", f"{title}\n{state.symbol} {state.word}")]
+    if deciding:
+        lines.append(Markup(f"<p>Decided by {code(deciding.id).source}: {escape(deciding.why)}</p>", deciding.why))
+    if deciding and deciding.remedy:
+        lines.append(Markup("<p>What to do:</p>") + command(deciding.remedy))
+    missing = [stage for stage, state in reached.stages.items() if state == "not_examined"]
+    if missing:
+        lines.append(Markup(f"<p>Not examined: {', '.join(missing)}.</p>", f"Not examined: {', '.join(missing)}."))
+    return reduce(add, [*lines, stages(reached)])
 
 
 def legend() -> Markup:

@@ -70,9 +70,15 @@ def test_matrix_and_timeline_are_readable():
         panels = {f"panel {n}": cells for n in range(count)}
         assert_readable(figures.matrix(panels, rows, RELEASES, ADMISSION_MARKS, highlight=["0.5.15", "0.5.16"]))
     start = datetime.date(2026, 5, 7)
-    dates = {f"0.5.{n}": start + datetime.timedelta(days=13 * (n - 11)) for n in range(11, 24)}
+    dates = {f"0.5.{n}": str(start + datetime.timedelta(days=13 * (n - 11))) for n in range(11, 24)}
     lanes = {row: {release: states[n % 2] for n, release in enumerate(dates)} for row in rows}
     assert_readable(figures.timeline(lanes, dates, ADMISSION_MARKS))
+
+
+def test_bars_are_readable_and_carry_their_unit():
+    fig = figures.bars({"BF16": 773.1, "FP8": 386.5, "NVFP4": 217.4}, "GB")
+    assert_readable(fig)
+    assert " 773 GB" in [text for text, _ in texts_of(fig)]
 
 
 def test_a_text_that_lies_on_another_is_noticed():
@@ -83,7 +89,7 @@ def test_a_text_that_lies_on_another_is_noticed():
 
 
 def test_picture_has_alt_text_and_its_numbers_and_neither_may_lack():
-    fig = figures.timeline({"lane": {"0.5.15": "refused"}}, {"0.5.15": datetime.date(2026, 7, 10)}, ADMISSION_MARKS)
+    fig = figures.timeline({"lane": {"0.5.15": "refused"}}, {"0.5.15": "2026-07-10"}, ADMISSION_MARKS)
     shown = figures.embed(fig, alt='one "lane" <b>', rows=[{"release": "0.5.15", "state": "refused"}], caption="<i>")
     assert 'alt="one &quot;lane&quot; &lt;b&gt;"' in shown.source
     assert "data:image/png;base64," in shown.source and "<details>" in shown.source and "0.5.15" in shown.plain

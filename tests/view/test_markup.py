@@ -1,5 +1,6 @@
 """Values come from checkpoints that nobody vouches for: what is shown must be text, and visible text."""
 
+import json
 from html.parser import HTMLParser
 
 import pytest
@@ -41,9 +42,11 @@ def finding(severity: str = "refused", **changed) -> Finding:
         markup.table([{HOSTILE: HOSTILE}], HOSTILE),
         markup.details(HOSTILE, markup.code(HOSTILE)),
         markup.command(HOSTILE),
+        markup.excerpt({HOSTILE: [HOSTILE]}),
+        markup.beside({HOSTILE: markup.code(HOSTILE)}),
         tables.findings([finding()]),
     ],
-    ids=["table", "details", "command", "findings"],
+    ids=["table", "details", "command", "excerpt", "beside", "findings"],
 )
 def test_hostile_values_stay_text(shown):
     read = Reader(shown.source)
@@ -70,6 +73,18 @@ def test_a_table_shows_the_columns_asked_for_in_order_and_says_when_it_is_empty(
     assert Reader(markup.table([], "Findings").source).words == ["Findings: none"]
 
 
+def test_an_excerpt_says_how_much_it_left_out():
+    shown = json.loads(markup.excerpt({"a": [1, 2, 3], "b": {"x": 1}, "c": 2}, entries=2).plain)
+    assert shown == {"a": [1, 2, "… 1 more"], "b": {"x": 1}, "…": "1 more"}
+
+
+def test_an_excerpt_of_deep_nesting_ends():
+    deep = []
+    for _ in range(5000):
+        deep = [deep]
+    assert markup.excerpt(deep).plain.count("[") == 8
+
+
 def test_plain_text_stands_beside_the_html():
     assert repr(markup.table([{"a": markup.code("x"), "b": None}], "T")) == "T\na | b\nx | —"
 
@@ -82,4 +97,14 @@ def test_findings_come_worst_first_and_every_severity_has_a_word():
 def test_stages_name_state_of_all_five():
     verdict = Verdict((finding(),), frozenset({"detect", "admit"}))
     lines = tables.stages(verdict).plain.splitlines()[2:]
-    assert lines == ["detect | ✔ passed", "admit | ✖ failed", "route | ○ not examined", "load | ○ not examined", "run | ○ not examined"]
+    states = [" | ".join(line.split(" | ")[:2]) for line in lines]
+    assert states == ["detect | ✔ passed", "admit | ✖ failed", "route | ○ not examined", "load | ○ not examined", "run | ○ not examined"]
+
+
+def test_verdict_says_outcome_reason_remedy_and_what_was_not_examined():
+    shown = tables.verdict(Verdict((finding(),), frozenset({"detect", "admit"})), HOSTILE).source
+    words = "".join(Reader(shown).words)
+    assert "refused" in words and "Decided by" in words and "What to do" in words and "Not examined: route, load, run." in words
+    assert "script" not in Reader(shown).elements
+    nothing_against = "".join(Reader(tables.verdict(Verdict((), frozenset({"detect"})), "x").source).words)
+    assert "serves" in nothing_against and "Decided by" not in nothing_against
