@@ -1,13 +1,11 @@
 """What a checkpoint is deployed on: an SGLang release, the flags that steer its MoE path, a GPU, and environment variables."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
-from helpers.deployment.flags import a2a_backends, quantizations, runners
-from helpers.deployment.flags import choices as flag_choices
-from helpers.deployment.gpus import DEFAULT_GPU, Gpu, gpu
-from helpers.deployment.releases import DEFAULT_RELEASE, Release, release
+from helpers.deployment.flags import a2a_backends, deepep_modes, quantizations, runners
+from helpers.deployment.gpus import DEFAULT_GPU, Gpu
+from helpers.deployment.releases import DEFAULT_RELEASE, Release
 from helpers.errors import UsageError, unknown
 
 
@@ -48,79 +46,61 @@ class Deployment:
     def environment(self) -> dict[str, str]:
         return dict(self.env)
 
+    def to_dict(self) -> dict:
+        """Plain JSON types under the notebooks' parameter names: what result.json holds and what two runs are compared by."""
+        plain = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.compare}
+        release, gpu = plain.pop("release"), plain.pop("gpu")
+        return {"sglang": release.version, **plain, "gpu": gpu.key, "env": self.environment}
 
-# Which sizes may be what: tokens and batch sizes may be -1 in SGLang (no limit), the parallel sizes may not.
-_POSITIVE = ("tp", "ep", "dp", "speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens", "cuda_graph_max_bs")
-_INTEGER = ("max_prefill_tokens", "chunked_prefill_size")
+    def __str__(self) -> str:
+        """One line: release, GPU, and what differs from the defaults."""
+        default = Deployment()
+        given = (entry.name for entry in fields(self) if entry.compare and entry.name not in ("release", "gpu", "env"))
+        changed = [f"{name}={getattr(self, name)}" for name in given if getattr(self, name) != getattr(default, name)]
+        return ", ".join([f"SGLang {self.release} on {self.gpu}", *changed, *(f"{name}={value}" for name, value in self.env)])
 
 
-def deployment(
-    *,
-    sglang: str | Release = DEFAULT_RELEASE,
-    runner: str = "auto",
-    a2a: str = "none",
-    quantization: str | None = None,
-    gpu: str | Gpu = DEFAULT_GPU,
-    env: str | Mapping[str, str] | tuple = (),
-    **flags,
-) -> Deployment:
-    """A validated Deployment from plain values, as the command line and the notebooks hold them.
+_NAMES = {
+    "runner": ("MoE runner", runners),
+    "a2a": ("all-to-all backend", a2a_backends),
+    "quantization": ("quantization", quantizations),
+    "deepep_mode": ("DeepEP mode", deepep_modes),
+    "speculative_moe_runner_backend": ("MoE runner", runners),
+    "speculative_moe_a2a_backend": ("all-to-all backend", a2a_backends),
+}
+# The least value of each number. Token counts may be -1 in SGLang (no limit).
+_LEAST = {
+    "tp": 1,
+    "ep": 1,
+    "dp": 1,
+    "max_prefill_tokens": -1,
+    "chunked_prefill_size": -1,
+    "cuda_graph_max_bs": 1,
+    "speculative_num_steps": 0,
+    "speculative_eagle_topk": 1,
+    "speculative_num_draft_tokens": 1,
+}
 
-    ``quantization`` "" and None both mean: no flag. ``env``: "K=V,K=V", a mapping, or pairs. ``flags``: any other field of
-    Deployment. UsageError, with the nearest known names, for what the release does not know; a combination that SGLang itself
-    judges (ep that does not divide tp) is not an error here.
-    """
-    chosen = release(sglang) if isinstance(sglang, str) else sglang
-    _known("MoE runner", runner, runners(chosen), chosen)
-    _known("a2a backend", a2a, a2a_backends(chosen), chosen)
-    quantization = quantization or None
-    if quantization is not None:
-        _known("quantization", quantization, quantizations(chosen), chosen)
-    if "deepep_mode" in flags:
-        _known("DeepEP mode", flags["deepep_mode"], flag_choices(chosen, "deepep_mode"), chosen)
-    for name, known in (("speculative_moe_runner_backend", runners), ("speculative_moe_a2a_backend", a2a_backends)):
-        if flags.get(name) is not None:
-            _known(name, flags[name], known(chosen), chosen)
+
+def checked(release: Release, gpu: Gpu, env: tuple[tuple[str, str], ...], **values) -> Deployment:
+    """A Deployment whose every value this release knows; values are fields of Deployment, text or numbers. UsageError otherwise."""
     names = [entry.name for entry in fields(Deployment)]
-    for name, value in flags.items():
+    for name, value in values.items():
         if name not in names:
             raise unknown("deployment value", name, names)
-        if value is not None and name in _POSITIVE + _INTEGER:
-            flags[name] = _integer(name, value, minimum=1 if name in _POSITIVE else -1)
-    return Deployment(
-        release=chosen,
-        runner=runner,
-        a2a=a2a,
-        quantization=quantization,
-        gpu=_gpu(gpu),
-        env=_pairs(env),
-        **flags,
-    )
+        if value is None:
+            continue
+        if name in _NAMES:
+            what, known = _NAMES[name]
+            if value not in known(release):
+                raise unknown(f"{what} of SGLang {release}", value, known(release))
+        if name in _LEAST:
+            values[name] = _integer(name, value)
+    return Deployment(release=release, gpu=gpu, env=env, **values)
 
 
-def _gpu(value: str | Gpu) -> Gpu:
-    return gpu(value) if isinstance(value, str) else value
-
-
-def _known(what: str, value: object, known: tuple[str, ...], chosen: Release) -> None:
-    if value not in known:
-        raise unknown(f"{what} (SGLang {chosen})", value, known)
-
-
-def _integer(name: str, value: object, minimum: int) -> int:
-    digits = re.fullmatch(r"-?\d+", str(value)) if not isinstance(value, bool) else None
-    if digits is None or int(str(value)) < minimum:
-        raise UsageError(f"{name} is {value!r}: give a whole number of at least {minimum}")
+def _integer(name: str, value: object) -> int:
+    digits = re.fullmatch(r"-?\d+", str(value))
+    if digits is None or int(str(value)) < _LEAST[name]:
+        raise UsageError(f"{name} is {value!r}: give a whole number of at least {_LEAST[name]}")
     return int(str(value))
-
-
-def _pairs(env: str | Mapping[str, str] | tuple) -> tuple[tuple[str, str], ...]:
-    """Environment variables as sorted pairs, so that two deployments that mean the same are equal."""
-    if isinstance(env, Mapping):
-        env = tuple(env.items())
-    if isinstance(env, str):
-        env = tuple(entry.strip().partition("=")[::2] if "=" in entry else (entry, None) for entry in env.split(",") if entry.strip())
-    for name, value in env:
-        if value is None or not re.fullmatch(r"[A-Za-z_]\w*", name):
-            raise UsageError(f"environment variable {name!r}: write NAME=VALUE, several separated by commas")
-    return tuple(sorted(dict(env).items()))

@@ -55,6 +55,11 @@ def quantizations(release: Release) -> tuple[str, ...]:
     return choices(release, "quantization")
 
 
+def deepep_modes(release: Release) -> tuple[str, ...]:
+    """The modes that ``--deepep-mode`` accepts in this release."""
+    return choices(release, "deepep_mode")
+
+
 def find(release: Release, given: str) -> tuple[str, Flag]:
     """The flag behind what was typed: its full name, or a prefix that only one flag has (argparse allows those).
 

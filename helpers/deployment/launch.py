@@ -2,9 +2,11 @@
 
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
-from helpers.deployment.deployment import Deployment, deployment
+from helpers.deployment.deployment import Deployment, checked
 from helpers.deployment.flags import Flag, find
 from helpers.deployment.gpus import Gpu
 from helpers.deployment.releases import Release
@@ -38,20 +40,20 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _NUMBER = re.compile(r"-\d+(\.\d*)?|-\.\d+")
 
 
-def parse_launch(text: str, release: Release, gpu: Gpu) -> Deployment:
+def parse_launch(text: str, release: Release, gpu: Gpu, env: Mapping[str, str] = MappingProxyType({})) -> Deployment:
     """The deployment that a `python -m sglang.launch_server …` or `sglang serve …` line describes; ``@FILE`` reads it from a file.
 
     Line continuations, assignments in front (`SGLANG_X=1 python …`, `docker run -e SGLANG_X=1 …`), `--flag value`, `--flag=value`,
     aliases and argparse's prefixes are understood. The model it names is in ``.model``, the flags that no rule reads in
-    ``.unexamined``. UsageError for a line that is not a launch, a flag or value the release does not know, a missing value;
+    ``.unexamined``. env: variables set besides the line's own. UsageError for a line that is not a launch, a flag or value the release does not know, a missing value;
     InputError for a file that cannot be read.
     """
     if text.startswith("@"):
         text = _read(Path(text[1:]))
     before, arguments = _split(text)
     values, unexamined = _arguments(arguments, release)
-    env = dict(match.groups() for match in map(_ASSIGNMENT.fullmatch, before) if match)
-    return deployment(sglang=release, gpu=gpu, env=env, unexamined=tuple(unexamined), **values)
+    assigned = dict(match.groups() for match in map(_ASSIGNMENT.fullmatch, before) if match)
+    return checked(release, gpu, tuple(sorted((dict(env) | assigned).items())), unexamined=tuple(unexamined), **values)
 
 
 def _read(path: Path) -> str:
