@@ -10,8 +10,9 @@ from helpers.view.palette import SEVERITY_MARKS, STAGE_MARKS, Mark
 
 
 def mark(state: Mark) -> Markup:
-    """Symbol in its colour and the word in the reader's own text colour, so that it reads in a dark theme too."""
-    symbol = f'<span aria-hidden="true" style="color:{state.colour};font-weight:700">{state.symbol}</span>'
+    """The symbol in black on its colour, and the word in the reader's own text colour, so that both read in a dark theme too."""
+    badge = f"background:{state.colour};color:#000;border-radius:3px;padding:0 .3em;display:inline-block;min-width:1em;text-align:center"
+    symbol = f'<span aria-hidden="true" style="{badge}">{state.symbol}</span>'
     return Markup(f'<span style="white-space:nowrap">{symbol} {state.word}</span>', f"{state.symbol} {state.word}")
 
 

@@ -55,10 +55,15 @@ class Explorer:
     def _chosen(self, position: int) -> None:
         if not self._filling:
             self._offer(position + 1, self.selection)
-            self.view.value = self.render(self.results[self.selection]).source
+            self.view.value = self.page("Chosen", self.selection).source
+
+    def page(self, title: str, key: tuple[str, ...]) -> Markup:
+        """The result of one selection under a line that names it."""
+        chosen = ", ".join(f"{dropdown.description} {value}" for dropdown, value in zip(self.dropdowns, key, strict=True))
+        return Markup(f"<p><b>{escape(title)}:</b> {escape(chosen)}</p>", f"{title}: {chosen}") + self.render(self.results[key])
 
     def show(self) -> None:
         """Display the controls with an empty view, and the default selection as HTML under them."""
         controls = ipywidgets.HBox(self.dropdowns, layout=ipywidgets.Layout(flex_flow="row wrap"))
         display(ipywidgets.VBox([controls, self.view]))
-        display(self.render(self.results[self.default]))
+        display(self.page("Default", self.default))

@@ -23,7 +23,7 @@ def test_every_result_can_be_chosen_and_is_what_is_shown():
         for dropdown, value in zip(shown.dropdowns, key, strict=True):
             dropdown.value = value
         assert shown.selection == key
-        assert shown.view.value == f"<b>{result}</b>"
+        assert shown.view.value == f"<p><b>Chosen:</b> release {key[0]}, runner {key[1]}, a2a {key[2]}</p><b>{result}</b>"
 
 
 def test_later_controls_offer_only_what_exists_and_keep_the_choice_where_they_can():
@@ -32,7 +32,7 @@ def test_later_controls_offer_only_what_exists_and_keep_the_choice_where_they_ca
     shown.dropdowns[0].value = "0.5.15"
     assert shown.selection == ("0.5.15", "cutedsl", "none")
     assert shown.dropdowns[1].options == ("cutedsl", "auto")
-    assert shown.view.value == "<b>refused</b>"
+    assert shown.view.value.endswith("<b>refused</b>")
 
 
 def test_the_default_must_have_a_result():
@@ -42,4 +42,5 @@ def test_the_default_must_have_a_result():
 
 def test_default_is_displayed_as_html_beside_the_controls(capsys):
     explorer().show()
-    assert "<html>" in capsys.readouterr().out  # without a notebook, IPython prints the repr of what it would show
+    # Without a notebook, IPython prints the plain text of what it would show.
+    assert "Default: release 0.5.15, runner cutedsl, a2a none" in capsys.readouterr().out
