@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 TABLE = "border-collapse:collapse;table-layout:auto;margin:.4em 0;max-width:100%"
 CELL = "text-align:left;vertical-align:top;line-height:1.35;padding:.3em .7em;overflow-wrap:anywhere;border-bottom:1px solid #8884"
 HEAD = CELL + ";border-bottom:2px solid #8888;white-space:nowrap"
+BLOCK = "font-family:monospace;white-space:pre-wrap;overflow-wrap:anywhere;border:1px solid #8886;border-radius:4px;padding:.6em"
 CAPTION = "caption-side:top;text-align:left;font-weight:600;padding:.2em 0"
 
 
@@ -54,8 +55,7 @@ def code(value: object) -> Markup:
 def command(value: object) -> Markup:
     """A block to paste into a terminal."""
     text = html.escape(visible(value))
-    style = "font-family:monospace;white-space:pre-wrap;overflow-wrap:anywhere;border:1px solid #8886;border-radius:4px;padding:.6em;margin:.3em 0"
-    return Markup(f'<pre style="{style}">{text}</pre>', visible(value))
+    return Markup(f'<pre style="{BLOCK}">{text}</pre>', visible(value))
 
 
 def table(rows: Iterable[Mapping[str, object]], caption: str = "", columns: Sequence[str] = ()) -> Markup:
