@@ -1,0 +1,23 @@
+"""What is on disk or on the hub: the two JSON copies, safetensors headers, layer map and expert-block geometry. No weight is read."""
+
+from helpers.checkpoint.checkpoint import Checkpoint
+from helpers.checkpoint.geometry import ExpertGeometry
+from helpers.checkpoint.headers import TensorTable
+from helpers.checkpoint.layer_map import LayerMap
+from helpers.checkpoint.names import KINDS, layer_of, module_kind, prefix_family, split_expert
+from helpers.checkpoint.read import from_configs, known_checkpoints, open_checkpoint
+
+__all__ = [
+    "KINDS",
+    "Checkpoint",
+    "ExpertGeometry",
+    "LayerMap",
+    "TensorTable",
+    "from_configs",
+    "known_checkpoints",
+    "layer_of",
+    "module_kind",
+    "open_checkpoint",
+    "prefix_family",
+    "split_expert",
+]

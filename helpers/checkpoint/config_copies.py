@@ -1,0 +1,85 @@
+"""The two JSON copies of a checkpoint's quantisation: ``config.json`` (inline) and ``hf_quant_config.json`` (a file of its own).
+
+Nothing in them is executed or trusted: size and nesting are bounded, wrong types are one-line errors, and a key that is given
+twice is remembered, because which of the two a reader takes is up to the reader.
+"""
+
+import json
+from pathlib import Path
+
+from helpers.checkpoint.files import read_limited
+from helpers.errors import InputError
+
+CONFIG = "config.json"
+QUANT = "hf_quant_config.json"
+MAX_CONFIG_BYTES = 64 * 2**20  # the largest real one, MiniMax-M3's, has 3 MB
+
+
+def read_json(path: Path, limit: int = MAX_CONFIG_BYTES) -> tuple[dict, tuple[str, ...]]:
+    """The object in a JSON file, and the keys that one of its objects gives twice. InputError names the file and what to do."""
+    return parse_json(read_limited(path, limit), str(path))
+
+
+def parse_json(raw: bytes, where: str) -> tuple[dict, tuple[str, ...]]:
+    """As read_json, from bytes. Python's own parser, because it takes what transformers takes: NaN and Infinity too."""
+    twice: list[str] = []
+
+    def unique(pairs: list[tuple[str, object]]) -> dict:
+        made = dict(pairs)
+        if len(made) != len(pairs):
+            names = [name for name, _ in pairs]
+            twice.extend(name for name in made if names.count(name) > 1)
+        return made
+
+    try:
+        parsed = json.loads(raw.decode(), object_pairs_hook=unique)
+    except RecursionError:
+        raise InputError(f"{where}: nested too deeply to be a model's configuration; replace it with the model's own file") from None
+    except ValueError as error:
+        raise InputError(f"{where}: not JSON ({error}); download it again") from error
+    if not isinstance(parsed, dict):
+        raise InputError(f"{where}: a JSON {type(parsed).__name__} where an object is needed; replace it with the model's own file")
+    return parsed, tuple(twice)
+
+
+def copies_read_by_sglang(config: dict, hf_quant: dict | None) -> tuple[str, str, str]:
+    """(copy that names the quantisation, copy that the layers are built from, why): "config.json", "hf_quant_config.json" or "none".
+
+    The same in all releases from 0.5.11 to 0.5.23 (sglang 0.5.16 model_config.py: _parse_quant_hf_config; weight_utils.py:
+    get_quant_config): the inline copy wins, but a mixed checkpoint's layers are built from it only when it has both
+    ``quantized_layers`` and a key for the KV cache.
+    """
+    inline = inline_quantization(config)
+    if inline is None:
+        if hf_quant is None:
+            return "none", "none", "neither config.json nor hf_quant_config.json says anything about quantisation"
+        return QUANT, QUANT, "config.json has no quantization_config"
+    mixed = str(inline.get("quant_algo", "")).upper() == "MIXED_PRECISION" and inline.get("quant_method", "modelopt") == "modelopt"
+    if not mixed:
+        return CONFIG, CONFIG, "config.json has a quantization_config, and it is not a mixed one"
+    lacking = [] if "quantized_layers" in inline else ["quantized_layers"]
+    if not {"kv_cache_quant_algo", "kv_cache_scheme"} & inline.keys():
+        lacking.append("kv_cache_quant_algo or kv_cache_scheme")
+    if lacking and hf_quant is not None:
+        return CONFIG, QUANT, f"the mixed quantization_config in config.json lacks {' and '.join(lacking)}"
+    return CONFIG, CONFIG, "the mixed quantization_config in config.json is complete" if not lacking else "there is no other copy"
+
+
+def inline_quantization(config: dict) -> dict | None:
+    """``quantization_config`` of config.json, or compressed-tensors' older ``compression_config``. InputError when not an object."""
+    for key in ("quantization_config", "compression_config"):
+        value = config.get(key)
+        if value is not None:
+            if not isinstance(value, dict):
+                raise InputError(f"config.json: {key} is a {type(value).__name__}, not an object; restore the model's own file")
+            return value
+    return None
+
+
+def text_config(config: dict) -> dict:
+    """The object with the language model's dimensions: nested in multimodal configs, the config itself elsewhere."""
+    for key in ("text_config", "llm_config", "language_config", "thinker_config"):
+        value = config.get(key)
+        if isinstance(value, dict):
+            return text_config(value)
+    return config
