@@ -53,7 +53,16 @@ def qwen3_5_moe():
         linear_key_head_dim=16,
         linear_value_head_dim=16,
     )
-    vision = dict(depth=1, hidden_size=16, intermediate_size=32, num_heads=2, out_hidden_size=128, patch_size=8, num_position_embeddings=16)
+    vision = dict(
+        depth=1,
+        hidden_size=16,
+        intermediate_size=32,
+        num_heads=2,
+        out_hidden_size=128,
+        patch_size=8,
+        num_position_embeddings=16,
+        deepstack_visual_indexes=[],
+    )
     return Qwen3_5MoeForConditionalGeneration, Qwen3_5MoeConfig(text_config=text, vision_config=vision)
 
 
