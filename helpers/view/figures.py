@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from helpers.view import markup
-from helpers.view.layers import LayerGrid
+from helpers.view.layers import LayerGrid, runs
 from helpers.view.markup import Markup, details, escape, visible
 from helpers.view.palette import BLUE, PAPER, Mark, algorithm_mark
 
@@ -137,29 +137,25 @@ def bars(values: Mapping[str, float], unit: str) -> Figure:
     return fig
 
 
+Panels = Mapping[str, Mapping[tuple[str, str], str]]
+
+
 def matrix(
-    panels: Mapping[str, Mapping[tuple[str, str], str]],
-    rows: Sequence[str],
-    columns: Sequence[str],
-    marks: Mapping[str, Mark],
-    *,
-    highlight: Sequence[str] = (),
-    xlabel: str = "SGLang release",
+    panels: Panels, rows: Sequence[str], columns: Sequence[str], marks: Mapping[str, Mark], *, frame: Sequence[str] = (), xlabel: str = ""
 ) -> Figure:
     """One panel a title, rows down, columns across; panels[title][row, column] names a mark. A missing cell stays empty.
 
-    highlight: columns between whose first and last a frame is drawn.
+    frame: columns that a frame is drawn around, from the first to the last of them.
     """
     across = 2 if len(panels) > 1 else 1
     down = -(-len(panels) // across)
     with rc_context(STYLE):
-        fig = _figure(WIDTH if across == 2 else 7.5, 0.8 + down * (0.95 + 0.25 * len(rows)))
+        fig = _figure(WIDTH, 1.2 + down * (0.95 + 0.25 * len(rows)))
         grid = fig.subplots(down, across, squeeze=False)
         for place, (title, cells) in enumerate(panels.items()):
             axes = grid.flat[place]
             for (row, column), state in cells.items():
-                mark = marks[state]
-                _cell(axes, columns.index(column), rows.index(row), mark, label=mark.symbol)
+                _cell(axes, columns.index(column), rows.index(row), marks[state], label=marks[state].symbol)
             axes.set_title(shorten(title, 60), fontsize=9, loc="left", fontweight="bold")
             axes.set_xlim(-0.05, len(columns) + 0.05)
             axes.set_ylim(len(rows) + 0.05, -0.05)
@@ -168,16 +164,33 @@ def matrix(
             lowest = place + across >= len(panels)
             axes.tick_params(labelbottom=lowest, labelleft=place % across == 0)
             axes.set_xlabel(xlabel if lowest else "")
-            if highlight:
-                first, last = columns.index(highlight[0]), columns.index(highlight[-1])
-                frame = Rectangle((first, 0), last - first + 1, len(rows), fill=False, edgecolor="black", linewidth=1.6, zorder=3)
-                axes.add_patch(frame)
+            if frame:
+                first, last = columns.index(frame[0]), columns.index(frame[-1])
+                box = Rectangle((first, 0), last - first + 1, len(rows), fill=False, edgecolor="black", linewidth=1.6, zorder=3)
+                axes.add_patch(box)
             _bare(axes)
         for axes in grid.flat[len(panels) :]:
             axes.remove()
         used = {state for cells in panels.values() for state in cells.values()}
         _legend(fig, [mark for state, mark in marks.items() if state in used])
     return fig
+
+
+def matrix_rows(panels: Panels, columns: Sequence[str], marks: Mapping[str, Mark]) -> list[dict]:
+    """The matrix as a table: one row for each panel, row and state, with the runs of columns that have it."""
+    groups: dict[tuple, list[int]] = {}
+    for title, cells in panels.items():
+        for (row, column), state in cells.items():
+            groups.setdefault((title, row, marks[state].word), []).append(columns.index(column))
+    return [
+        {"panel": title, "row": row, "state": word, "columns": ", ".join(_ends(columns, run) for run in runs(places))}
+        for (title, row, word), places in groups.items()
+    ]
+
+
+def _ends(columns: Sequence[str], run: tuple[int, int]) -> str:
+    first, last = run
+    return columns[first] if first == last else f"{columns[first]} to {columns[last]}"
 
 
 def timeline(lanes: Mapping[str, Mapping[str, str]], dates: Mapping[str, str], marks: Mapping[str, Mark]) -> Figure:

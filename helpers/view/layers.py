@@ -76,10 +76,15 @@ def _split(prefix: str, layer: int | None) -> tuple[str, str]:
 
 def spans(numbers: Iterable[int]) -> str:
     """``[0, 1, 2, 5]`` -> ``0-2, 5``."""
-    runs: list[list[int]] = []
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs(numbers))
+
+
+def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """First and last of every run of consecutive numbers, in order."""
+    found: list[tuple[int, int]] = []
     for number in sorted(numbers):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
+        if found and number == found[-1][1] + 1:
+            found[-1] = (found[-1][0], number)
         else:
-            runs.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+            found.append((number, number))
+    return found

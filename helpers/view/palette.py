@@ -77,3 +77,30 @@ def algorithm_mark(algo: str | None) -> Mark:
         return UNQUANTISED
     known = ALGORITHM_MARKS.get(algo.upper())
     return known or Mark(OTHER_ALGORITHM.symbol, algo, OTHER_ALGORITHM.colour, OTHER_ALGORITHM.hatch)
+
+
+# What ModelConfig calls a checkpoint; None is a checkpoint that SGLang takes for unquantised.
+QUANTIZATION_MARKS = {
+    "modelopt_fp4": Mark("fp4", "modelopt_fp4", GREEN),
+    "modelopt_mixed": Mark("mix", "modelopt_mixed", SKY),
+    "modelopt_fp8": Mark("mo8", "modelopt_fp8", PURPLE),
+    "mxfp8": Mark("mx8", "mxfp8", PURPLE, "xx"),
+    "mxfp4": Mark("mx4", "mxfp4", GREY, "xx"),
+    "fp8": Mark("fp8", "fp8", YELLOW),
+    "w4afp8": Mark("w4a8", "w4afp8", VERMILION),
+    "compressed-tensors": Mark("ct", "compressed-tensors", ORANGE),
+    None: Mark("–", "no name", PAPER),
+}
+
+# What the runner becomes; "auto" is one that nothing resolved.
+RUNNER_MARKS = {
+    "flashinfer_trtllm": Mark("trt", "flashinfer_trtllm", GREEN),
+    "flashinfer_trtllm_routed": Mark("trtr", "flashinfer_trtllm_routed", GREEN, "//"),
+    "flashinfer_cutlass": Mark("cutl", "flashinfer_cutlass", SKY),
+    "flashinfer_cutedsl": Mark("dsl", "flashinfer_cutedsl", YELLOW),
+    "marlin": Mark("mar", "marlin", ORANGE),
+    "triton": Mark("tri", "triton", PURPLE),
+    "deep_gemm": Mark("dg", "deep_gemm", BLUE),
+    "auto": Mark("auto", "auto: nothing resolved it", GREY),
+    "refused": SEVERITY_MARKS["refused"],
+}

@@ -21,7 +21,7 @@ def findings(found: Iterable[Finding], caption: str = "Findings") -> Markup:
     rows = [
         {
             "proves": mark(SEVERITY_MARKS[finding.severity]),
-            "stage": finding.stage,
+            "stage": Markup(f'<span style="white-space:nowrap">{finding.stage}</span>', finding.stage),
             "what and why": _what(finding),
             "remedy": code(finding.remedy) if finding.remedy else None,
         }

@@ -68,7 +68,7 @@ def test_matrix_and_timeline_are_readable():
     cells = {(r, c): states[(i + j) % 3] for i, r in enumerate(rows) for j, c in enumerate(RELEASES)}
     for count in (1, 2, 3, 4):
         panels = {f"panel {n}": cells for n in range(count)}
-        assert_readable(figures.matrix(panels, rows, RELEASES, ADMISSION_MARKS, highlight=["0.5.15", "0.5.16"]))
+        assert_readable(figures.matrix(panels, rows, RELEASES, ADMISSION_MARKS, frame=["0.5.15", "0.5.16"], xlabel="SGLang release"))
     start = datetime.date(2026, 5, 7)
     dates = {f"0.5.{n}": str(start + datetime.timedelta(days=13 * (n - 11))) for n in range(11, 24)}
     lanes = {row: {release: states[n % 2] for n, release in enumerate(dates)} for row in rows}
@@ -79,6 +79,14 @@ def test_bars_are_readable_and_carry_their_unit():
     fig = figures.bars({"BF16": 773.1, "FP8": 386.5, "NVFP4": 217.4}, "GB")
     assert_readable(fig)
     assert " 773 GB" in [text for text, _ in texts_of(fig)]
+
+
+def test_the_matrix_as_a_table_joins_neighbouring_columns():
+    cells = {("cutedsl", "0.5.14"): "refused", ("cutedsl", "0.5.15"): "refused", ("cutedsl", "0.5.16"): "accepted"}
+    assert figures.matrix_rows({"mixed": cells}, ["0.5.14", "0.5.15", "0.5.16"], ADMISSION_MARKS) == [
+        {"panel": "mixed", "row": "cutedsl", "state": "refused", "columns": "0.5.14 to 0.5.15"},
+        {"panel": "mixed", "row": "cutedsl", "state": "accepted", "columns": "0.5.16"},
+    ]
 
 
 def test_a_text_that_lies_on_another_is_noticed():
