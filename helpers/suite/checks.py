@@ -46,9 +46,8 @@ class ChecksFailed(AssertionError):
 class Checks:
     """The checks of one notebook. A notebook uses the module's functions below; tests make their own."""
 
-    def __init__(self, record_file: str | None = None):
+    def __init__(self):
         self.records: dict[str, Check] = {}
-        self.record_file = Path(record_file) if record_file else None
 
     def check(self, id: str, observed: object, expected: object, why: str, remedy: str = "") -> bool:
         """Show and record whether ``observed == expected``; returns it. A failed check needs a remedy as much as a finding does."""
@@ -104,15 +103,16 @@ class Checks:
     def _add(self, record: Check) -> None:
         # A cell that is run again in JupyterLab replaces its row; under the runner every cell runs once, so a second row of
         # the same id is a mistake that would hide the first.
-        if self.record_file and record.id in self.records:
+        if RECORD_FILE in os.environ and record.id in self.records:
             raise ValueError(f"check {record.id!r} was recorded twice; every check of a notebook needs its own id")
         self.records[record.id] = record
         _display(_card_html(record), _line(record))
         self._write(asdict(record))
 
     def _write(self, entry: dict) -> None:
-        if self.record_file:
-            with self.record_file.open("a", encoding="utf-8") as stream:
+        # Asked at each record: the runner's kernels are forked after this module was imported.
+        if path := os.environ.get(RECORD_FILE):
+            with Path(path).open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(entry) + "\n")
 
 
@@ -175,7 +175,7 @@ def _display(as_html: str, as_text: str) -> None:
 
 
 # One kernel runs one notebook, so one set of checks per process is the notebook's own.
-_notebook = Checks(os.environ.get(RECORD_FILE))
+_notebook = Checks()
 check = _notebook.check
 known_bad = _notebook.known_bad
 not_run = _notebook.not_run

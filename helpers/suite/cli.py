@@ -72,9 +72,9 @@ def parser() -> tuple[Parser, dict[str, Parser]]:
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     made = {}
 
-    def command(name: str, action: Callable[[argparse.Namespace], int], summary: str, description: str = "", examples: str = "") -> Parser:
+    def command(name: str, func: Callable[[argparse.Namespace], int], summary: str, description: str = "", examples: str = "") -> Parser:
         made[name] = commands.add_parser(name, help=summary, description=description or summary, epilog=examples)
-        made[name].set_defaults(action=action)
+        made[name].set_defaults(func=func)
         return made[name]
 
     add = command("preflight", preflight, "the verdict for one checkpoint, in the terminal", PREFLIGHT_HELP, PREFLIGHT_EXAMPLES)
@@ -157,7 +157,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = parse(sys.argv[1:] if argv is None else argv)
-        code = args.action(args)
+        code = args.func(args)
         sys.stdout.flush()
         return code
     except UsageError as error:

@@ -3,11 +3,9 @@
 import argparse
 import json
 import sys
-from pathlib import Path
 
 from helpers.checkpoint import open_checkpoint
 from helpers.deployment import Deployment, deployment
-from helpers.errors import InputError
 from helpers.findings import LEGEND, STAGES, Finding, Verdict, ordered
 from helpers.stages.verdict import judge
 from helpers.suite import expectation
@@ -39,23 +37,11 @@ def main(args: argparse.Namespace) -> int:
 
 def values(args: argparse.Namespace) -> dict[str, object]:
     """The deployment as plain values, only those that were given: the defaults live in helpers.deployment."""
-    names = ("sglang", "runner", "a2a", "quantization", "tp", "ep", "dp", "gpu")
+    names = ("sglang", "runner", "a2a", "quantization", "tp", "ep", "dp", "gpu", "launch")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if args.env:
         given["env"] = ",".join(args.env)
-    if args.launch is not None:
-        given["launch"] = read_launch(args.launch)
     return given
-
-
-def read_launch(text: str) -> str:
-    """The command itself, or with a leading @ the content of the file it names."""
-    if not text.startswith("@"):
-        return text
-    try:
-        return Path(text[1:]).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--launch {text}: cannot read the command: {error}") from None
 
 
 def render(page: Page, name: str, asked: Deployment, verdict: Verdict, others: list[Alternative]) -> None:
@@ -84,16 +70,16 @@ def _finding(page: Page, number: int, finding: Finding) -> None:
 
 
 def _alternatives(page: Page, others: list[Alternative]) -> None:
-    """Those that serve; when none does, that is said, with the outcomes they have instead."""
+    """The first change that serves, then all of them; where none does, the outcomes they have instead."""
     if not others:
         return
     page.line()
+    serving = [other for other in others if other.outcome == "serves"]
+    if serving:
+        page.line(f"The first change that serves: {page.paint(serving[0].change, 'bold')}")
     page.line("With one value changed, everything else as asked:")
-    for changed in ("runner", "sglang"):
+    for changed in dict.fromkeys(other.changed for other in others):
         tried = [other for other in others if other.changed == changed]
-        serving = [other.value for other in tried if other.outcome == "serves"]
-        rest = sorted({other.outcome for other in tried if other.outcome != "serves"})
-        if serving:
-            page.field(changed, "serves with " + ", ".join(serving))
-        elif tried:
-            page.field(changed, f"none of the {len(tried)} others serves ({', '.join(rest)})")
+        values = ", ".join(other.value or "(not given)" for other in tried if other.outcome == "serves")
+        rest = ", ".join(sorted({other.outcome for other in tried if other.outcome != "serves"}))
+        page.field(changed, f"serves with {values}" if values else f"none of the {len(tried)} others serves ({rest})", label=14)
