@@ -27,5 +27,6 @@ def unknown(what: str, given: object, known: Iterable[str]) -> UsageError:
     """A UsageError that names the nearest known values, e.g. ``unknown("release", "0.5.61", releases)``."""
     known = list(known)
     near = difflib.get_close_matches(str(given), known, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+    shown = ", ".join(known[:12]) + (f", … ({len(known)} in all)" if len(known) > 12 else "")
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {shown}"
     return UsageError(f"unknown {what} {given!r}: {hint}")
