@@ -1,0 +1,424 @@
+"""The QuantizationConfig SGLang builds from a checkpoint: what it keeps of the JSON, and what it refuses.
+
+`quant_spec` follows ``from_config`` of each class for one release and returns a `Spec`: excludes, per-layer map, group size.
+Where SGLang raises, it raises `Unloadable` with the same type and text: the server then dies while it builds the model.
+
+Sources: model_loader/weight_utils.py (get_quant_config), model_loader/loader.py (_get_quantization_config), and the classes of
+layers/quantization: modelopt_quant.py, fp8.py, w4afp8.py, compressed_tensors/compressed_tensors.py, mxfp4.py.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from helpers.checkpoint import Checkpoint
+from helpers.deployment import Release
+from helpers.stages.detect import CONFIG, FILE, NVFP4_ALGORITHMS, Detection
+from helpers.stages.names import Excludes, LayerAlgorithms, Mapper, Unloadable
+
+MODELOPT = "layers/quantization/modelopt_quant.py"
+BLOCK_FP8 = ("FP8_PB_WO", "FP8_BLOCK_SCALES")
+
+
+@dataclass(frozen=True, eq=False)
+class Spec:
+    """One QuantizationConfig. cls: SGLang's class. name: its get_name(), which several rules of the server compare.
+
+    kv_cache: KV cache algorithm as the class keeps it, None for none. min_capability: as it returns it (100: Blackwell).
+    w4a16: a flat W4A16_NVFP4 checkpoint. block: block size of an FP8 checkpoint, None without. experts: the inner config of
+    the NVFP4 experts of a hybrid checkpoint.
+    """
+
+    cls: str
+    name: str
+    excludes: Excludes
+    min_capability: int
+    layers: LayerAlgorithms | None = None
+    packed: Mapping = field(default_factory=dict)
+    group_size: int | None = None
+    kv_cache: str | None = None
+    w4a16: bool = False
+    block: tuple[int, ...] | None = None
+    serialized: bool = True
+    experts: "Spec | None" = None
+    section: Mapping = field(default_factory=dict)
+
+
+def quant_spec(
+    checkpoint: Checkpoint,
+    detection: Detection,
+    release: Release,
+    quantization: str | None,
+    *,
+    packed: Mapping,
+    mapper: Mapper | None,
+    remap: Mapping[str, str],
+) -> Spec | None:
+    """What `_get_quantization_config` returns for that quantisation name; None when there is none. Unloadable when it raises."""
+    if quantization is None:
+        return None
+    section, nested = _section(checkpoint, detection, release, quantization, remap)
+    reader = _READERS.get(quantization)
+    if reader is None:
+        return Spec("", quantization, Excludes(()), 0, packed=packed, section=section or {})
+    spec = reader(section, nested, release)
+    spec = replace(spec, packed=packed, section=section or {})
+    meta = detection.nvfp4_moe_meta
+    if meta is not None and spec.cls == "Fp8Config":
+        spec = _hybrid(spec, meta, release, quantization)
+    return _renamed(spec, mapper, release) if mapper is not None else spec
+
+
+def _section(checkpoint, detection, release, quantization, remap) -> tuple[dict | None, bool]:
+    """The dictionary `from_config` gets, and whether it is the file's nested form. weight_utils.py: get_quant_config."""
+    inline = checkpoint.config.get("quantization_config")
+    if inline is None:
+        text = checkpoint.config.get("text_config")
+        inline = text.get("quantization_config") if isinstance(text, dict) else None
+    if inline is None:
+        inline = checkpoint.config.get("compression_config")
+    if isinstance(inline, dict) and not (quantization == "modelopt_mixed" and detection.copy == FILE):
+        # ModelConfig wrote its findings back into this dictionary (detect: quant_method, quant_algo).
+        return {**inline, **(detection.parsed or {})} if detection.copy == CONFIG else dict(inline), False
+    if quantization not in ("modelopt", "modelopt_fp8", "modelopt_fp4", "modelopt_mixed"):
+        return None, False  # these classes name no config file: they are built with their defaults
+    if checkpoint.hf_quant is None:
+        if quantization == "modelopt_fp4" and release.at_least("0.5.18"):
+            return None, False  # load-time quantisation of the experts
+        raise Unloadable("ValueError", f"Cannot find the config file for {quantization}", "model_loader/weight_utils.py: get_quant_config")
+    return _file_section(checkpoint.hf_quant, release, remap)
+
+
+def _file_section(whole: dict, release: Release, remap: Mapping[str, str]) -> tuple[dict, bool]:
+    """hf_quant_config.json with the model class's remap_prefix applied to its excludes."""
+    whole = dict(whole)
+    nested = isinstance(whole.get("quantization"), dict)
+    if remap:
+        section = whole["quantization"] if nested else whole
+        key = "exclude_modules"
+        if release.at_least("0.5.20"):
+            key = "exclude_modules" if "exclude_modules" in section else "ignore"
+        elif key not in section:
+            raise Unloadable("KeyError", "'exclude_modules'", "model_loader/weight_utils.py: get_quant_config (remap_prefix)")
+        if key in section:
+            section = {**section, key: [_replace_prefix(name, remap) for name in section[key]]}
+            whole = {**whole, "quantization": section} if nested else section
+    return whole, True
+
+
+def _replace_prefix(name: str, remap: Mapping[str, str]) -> str:
+    """model_loader/weight_utils.py: replace_prefix."""
+    for old, new in remap.items():
+        if name.startswith(old):
+            name = name.replace(old, new, 1)
+    return name
+
+
+# --- ModelOpt, flat ---------------------------------------------------------------------------------------------------
+
+
+def _read_fp8(config: dict | None, from_file: bool, release: Release) -> Spec:
+    """modelopt_quant.py: ModelOptFp8Config.from_config."""
+    config = config or {}
+    algorithm = config.get("quant_algo")
+    source = f"{MODELOPT}: ModelOptFp8Config.from_config"
+    if algorithm is not None:
+        cache = _kv_from_scheme(config, four_bit=False)
+        if not isinstance(config.get("kv_cache_scheme"), dict):
+            cache = config.get("kv_cache_quant_algo") if release.at_least("0.5.15") else None
+        excludes = config.get("ignore")
+    else:
+        section = config.get("quantization")
+        if section is None:
+            raise Unloadable(
+                "ValueError",
+                "Cannot find 'quant_algo' in the model's quantization config. "
+                "Expected either flat format (config.json) or nested format (hf_quant_config.json).",
+                source,
+            )
+        algorithm, cache, excludes = section.get("quant_algo"), section.get("kv_cache_quant_algo"), section.get("exclude_modules")
+    if algorithm is None:
+        raise Unloadable("ValueError", "Cannot find 'quant_algo' in the model's quantization config. ", source)
+    if release.at_least("0.5.18"):
+        if algorithm != "FP8":
+            raise Unloadable(
+                "ValueError",
+                f"ModelOptFp8Config only supports regular FP8 quantization, but found {algorithm!r}. Use the native 'mxfp8' "
+                "quantization method for MXFP8 or ModelOptFp4Config for FP4.",
+                source,
+            )
+    elif "FP8" not in algorithm:
+        raise Unloadable(
+            "ValueError",
+            "ModelOptFp8Config only supports static FP8 quantization in SGLang. For FP4 quantization, use ModelOptFp4Config. "
+            "Check the quantization config for your model's configuration.",
+            source,
+        )
+    return Spec("ModelOptFp8Config", "modelopt_fp8", _excludes(excludes, release), 89, kv_cache=cache)
+
+
+def _kv_from_scheme(config: dict, *, four_bit: bool) -> str | None:
+    """The KV cache algorithm of a ``kv_cache_scheme`` object; "auto" for one SGLang does not know, where 4 bits are known."""
+    scheme = config.get("kv_cache_scheme")
+    if not isinstance(scheme, dict):
+        return None
+    if scheme.get("type") == "float" and scheme.get("num_bits") == 8:
+        return "FP8"
+    if not four_bit:
+        return None
+    return "NVFP4" if scheme.get("type") == "float" and scheme.get("num_bits") == 4 else "auto"
+
+
+_FP4_ACCEPTED = (
+    ("0.5.19", ("FP8", "NVFP4", "NVFP4_AWQ", "W4A16_NVFP4"), "FP8, NVFP4, NVFP4_AWQ, W4A16_NVFP4 quantizations"),
+    ("0.5.17", ("FP8", "NVFP4", "NVFP4_AWQ"), "FP8, NVFP4, NVFP4_AWQ quantizations"),
+    ("0.5.11", ("FP8", "NVFP4"), "FP8, NVFP4 quantizations"),
+)
+
+
+def _read_fp4(config: dict | None, from_file: bool, release: Release) -> Spec:
+    """modelopt_quant.py: ModelOptFp4Config.from_config."""
+    source = f"{MODELOPT}: ModelOptFp4Config.from_config"
+    capability = 80 if release.at_least("0.5.13") else 100
+    if config is None or (release.at_least("0.5.18") and str(config.get("quant_method", "")).lower() == "fp8"):
+        return Spec("ModelOptFp4Config", "modelopt_fp4", Excludes(()), capability, group_size=16, serialized=False)
+    algorithm = config.get("quant_algo")
+    if algorithm is not None:
+        cache = _fp4_flat_kv(config, release)
+        group_size = config.get("group_size")
+        if group_size is None:
+            group_size = _group_size_of_first_group(config)
+        if group_size is None and release.at_least("0.5.17") and "NVFP4" in algorithm:
+            group_size = 16
+        excludes = config.get("ignore", [])
+        if release.at_least("0.5.23"):
+            excludes = config.get("ignore", config.get("modules_to_not_convert", config.get("exclude_modules", [])))
+    else:
+        section = config.get("quantization")
+        try:
+            algorithm = section["quant_algo"]
+            cache = section.get("kv_cache_quant_algo") or "auto"
+            group_size = _common_group_size(config)
+        except (KeyError, TypeError, ValueError):
+            raise Unloadable(
+                "ValueError",
+                "Cannot find 'quant_algo' in the model's quantization config. "
+                "Expected either flat format (config.json) or nested format (hf_quant_config.json).",
+                source,
+            ) from None
+        excludes = section.get("exclude_modules", [])
+    accepted, text = next((names, text) for first, names, text in _FP4_ACCEPTED if release.at_least(first))
+    if algorithm not in accepted:
+        raise Unloadable(
+            "ValueError",
+            f"ModelOpt currently only supports: {text} in sglang. Please check the quantization config for your model's configuration.",
+            source,
+        )
+    if group_size is None or excludes is None:
+        raise Unloadable(
+            "ValueError", "NVFP4 quantization requires group_size and exclude_modules specified in the quantization config", source
+        )
+    return Spec(
+        "ModelOptFp4Config",
+        "modelopt_fp4",
+        _excludes(excludes, release),
+        capability,
+        group_size=group_size,
+        kv_cache=cache,
+        w4a16=algorithm == "W4A16_NVFP4",
+        serialized="NVFP4" in algorithm,
+    )
+
+
+def _fp4_flat_kv(config: dict, release: Release) -> str:
+    scheme = config.get("kv_cache_scheme")
+    if isinstance(scheme, dict):
+        return "FP8" if _kv_from_scheme(config, four_bit=True) == "FP8" else "auto"
+    if isinstance(scheme, str):
+        known = {"FP8": "FP8", "FLOAT8": "FP8", "FP4": "NVFP4", "FLOAT4": "NVFP4", "NVFP4": "NVFP4"}
+        return known.get(scheme.strip().upper(), "auto")
+    return (config.get("kv_cache_quant_algo") if release.at_least("0.5.15") else None) or "auto"
+
+
+def _group_size_of_first_group(config: dict) -> int | None:
+    groups = config.get("config_groups") or {}
+    first = next(iter(groups.values()), {})
+    return first.get("weights", {}).get("group_size")
+
+
+def _common_group_size(config: dict) -> int:
+    """ModelOptFp4Config.common_group_size: the one group size anywhere in the file; ValueError when none or several."""
+    found = set()
+    sections = [config, config.get("quantization")]
+    for group in (config.get("config_groups") or {}).values():
+        sections += [group, *(group.values() if isinstance(group, dict) else ())]
+    for section in sections:
+        if isinstance(section, dict) and isinstance(section.get("group_size"), int):
+            found.add(section["group_size"])
+    if len(found) != 1:
+        raise ValueError("no single group_size")
+    return found.pop()
+
+
+# --- ModelOpt, mixed --------------------------------------------------------------------------------------------------
+
+
+def _read_mixed(config: dict | None, from_file: bool, release: Release) -> Spec:
+    """modelopt_quant.py: ModelOptMixedPrecisionConfig.from_config."""
+    source = f"{MODELOPT}: ModelOptMixedPrecisionConfig.from_config"
+    config = config or {}
+    algorithm = config.get("quant_algo")
+    if algorithm is not None:
+        cache = _kv_from_scheme(config, four_bit=True)
+        if not isinstance(config.get("kv_cache_scheme"), dict) and release.at_least("0.5.15"):
+            cache = config.get("kv_cache_quant_algo")
+        excludes = config.get("ignore")
+        if release.at_least("0.5.17"):
+            excludes = config.get("ignore", config.get("exclude_modules"))
+        layers = config.get("quantized_layers", {})
+    elif "quantization" not in config:
+        raise Unloadable(
+            "ValueError",
+            "Cannot find any of ['quantization'] in the model's quantization config.",
+            "layers/quantization/base_config.py: get_from_keys",
+        )
+    else:
+        section = config["quantization"]
+        algorithm, cache = section.get("quant_algo"), section.get("kv_cache_quant_algo")
+        excludes, layers = section.get("exclude_modules"), section.get("quantized_layers", {})
+    if algorithm != "MIXED_PRECISION":
+        raise Unloadable("ValueError", "ModelOptMixedPrecisionConfig only supports MIXED_PRECISION checkpoints.", source)
+    if not layers:
+        raise Unloadable("ValueError", "MIXED_PRECISION quantization requires a non-empty quantized_layers map.", source)
+    names = [_algorithm_name(entry, source) for entry in layers.values()]
+    counted = NVFP4_ALGORITHMS if release.at_least("0.5.15") else ("NVFP4",)
+    group_size = next((entry.get("group_size", 16) for entry, name in zip(layers.values(), names, strict=True) if name in counted), 16)
+    block = (128, 128)
+    if release.at_least("0.5.21"):
+        sizes = {int(entry.get("group_size", 128)) for entry, name in zip(layers.values(), names, strict=True) if name in BLOCK_FP8}
+        if len(sizes) > 1:
+            message = f"MIXED_PRECISION currently requires all block-FP8 layers to use one group_size, got {sorted(sizes)}."
+            raise Unloadable("ValueError", message, source)
+        size = next(iter(sizes), 128)
+        block = (size, size)
+    return Spec(
+        "ModelOptMixedPrecisionConfig",
+        "modelopt_mixed",
+        _excludes(excludes, release),
+        80 if release.at_least("0.5.13") else 100,
+        layers=LayerAlgorithms(layers),
+        group_size=group_size,
+        kv_cache=cache,
+        block=block,
+    )
+
+
+def _algorithm_name(entry: object, source: str) -> str:
+    if not isinstance(entry, dict):
+        raise Unloadable("AttributeError", f"'{type(entry).__name__}' object has no attribute 'get'", source)
+    name = entry.get("quant_algo", "")
+    if not isinstance(name, str):
+        raise Unloadable("AttributeError", f"'{type(name).__name__}' object has no attribute 'upper'", source)
+    return name.upper()
+
+
+# --- FP8 with or without NVFP4 experts, W4AFP8, compressed-tensors, MXFP4 ---------------------------------------------
+
+
+def _read_native_fp8(config: dict | None, from_file: bool, release: Release) -> Spec:
+    """fp8.py: Fp8Config.from_config."""
+    source = "layers/quantization/fp8.py: Fp8Config.from_config"
+    if config is None:
+        return Spec("Fp8Config", "fp8", Excludes(()), 80, serialized=False)
+    for key in ("quant_method", "activation_scheme"):
+        if key not in config:
+            raise Unloadable("ValueError", f"Cannot find any of ['{key}'] in the model's quantization config.", source)
+    mx = "mxfp8" in config["quant_method"]
+    if config["activation_scheme"] not in ("static", "dynamic"):
+        raise Unloadable("ValueError", f"Unsupported activation scheme {config['activation_scheme']}", source)
+    ignored = config.get("ignored_layers", config.get("modules_to_not_convert")) or []
+    bases = [name.removeprefix("model.") for name in ignored]
+    names = [form for base in bases for form in (base, f"model.{base}")]
+    block = [1, 32] if mx else config.get("weight_block_size")
+    if block is not None and not mx:
+        if len(block) != 2:
+            message = f"The quantization block size of weight must have 2 dimensions, but got {len(block)} dimensions."
+            raise Unloadable("ValueError", message, source)
+        if config["activation_scheme"] != "dynamic":
+            message = (
+                "The block-wise quantization only supports dynamic activation scheme for now, "
+                f"but got {config['activation_scheme']} activation scheme."
+            )
+            raise Unloadable("ValueError", message, source)
+    return Spec(
+        "Fp8Config",
+        "mxfp8" if mx else "fp8",
+        _excludes(names, release),
+        100 if mx else 80,
+        block=None if block is None else tuple(block),
+        kv_cache="any",
+        serialized="fp8" in config["quant_method"],
+    )
+
+
+def _hybrid(spec: Spec, meta: Mapping, release: Release, quantization: str) -> Spec:
+    """modelopt_quant.py: HybridFp8NvFp4Config (from 0.5.14): FP8 as declared, FusedMoE as NVFP4."""
+    drafts = ["model.decoder.*", "stages.*"] if release.at_least("0.5.17") else ["model.decoder.*"]
+    experts = Spec(
+        "ModelOptFp4Config",
+        "modelopt_fp4",
+        _excludes([*meta["exclude_modules"], *drafts], release),
+        80,
+        packed=spec.packed,
+        group_size=meta["group_size"],
+    )
+    return replace(spec, cls="HybridFp8NvFp4Config", experts=experts, group_size=meta["group_size"])
+
+
+def _read_w4afp8(config: dict | None, from_file: bool, release: Release) -> Spec:
+    """w4afp8.py: W4AFp8Config.from_config: INT4 experts, FP8 in blocks of 128 elsewhere, whatever the JSON says."""
+    return Spec("W4AFp8Config", "w4afp8", Excludes(()), 90, group_size=128, block=(128, 128))
+
+
+def _read_compressed_tensors(config: dict | None, from_file: bool, release: Release) -> Spec:
+    """compressed_tensors.py: CompressedTensorsConfig.from_config."""
+    config = config or {}
+    return Spec("CompressedTensorsConfig", "compressed-tensors", Excludes(config.get("ignore") or ()), 70)
+
+
+def _read_mxfp4(config: dict | None, from_file: bool, release: Release) -> Spec:
+    """mxfp4.py: Mxfp4Config.from_config; modules_to_not_convert is not read."""
+    serialized = config is not None and "mxfp4" in config.get("quant_method", "")
+    return Spec("Mxfp4Config", "mxfp4", Excludes(()), 80, serialized=serialized)
+
+
+def _excludes(names: object, release: Release) -> Excludes:
+    return Excludes(names or (), strip_dots=release.at_least("0.5.13"))
+
+
+def _renamed(spec: Spec, mapper: Mapper, release: Release) -> Spec:
+    """apply_weight_name_mapper: the model class's renaming, applied to excludes and map keys."""
+    if spec.cls == "W4AFp8Config" or not spec.cls:
+        return spec
+    if spec.cls == "Fp8Config":
+        names = dict.fromkeys(new for name in spec.excludes.patterns if (new := mapper.rename(name)) is not None)
+        return replace(spec, excludes=_excludes(list(names), release))
+    spec = replace(spec, excludes=_excludes(mapper.rename_excludes(spec.excludes.patterns), release))
+    if spec.layers is not None:
+        renamed = {new: entry for name, entry in spec.layers.layers.items() if (new := mapper.rename(name)) is not None}
+        spec = replace(spec, layers=LayerAlgorithms(renamed))
+    if spec.experts is not None:
+        spec = replace(spec, experts=_renamed(spec.experts, mapper, release))
+    return spec
+
+
+_READERS = {
+    "modelopt": _read_fp8,
+    "modelopt_fp8": _read_fp8,
+    "modelopt_fp4": _read_fp4,
+    "modelopt_mixed": _read_mixed,
+    "fp8": _read_native_fp8,
+    "mxfp8": _read_native_fp8,
+    "w4afp8": _read_w4afp8,
+    "compressed-tensors": _read_compressed_tensors,
+    "mxfp4": _read_mxfp4,
+}
