@@ -20,9 +20,6 @@ from authored_configs import AUTHORED, write_authored
 
 from helpers.errors import UsageError, unknown
 
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the same result with and without a GPU
-os.environ["HF_HUB_OFFLINE"] = "1"
-
 HERE = Path(__file__).resolve().parent
 
 # Recipes of the modelopt 0.47.0 wheel (modelopt_recipes/).
@@ -107,6 +104,8 @@ def fp4_fake_quantize(x, amax, global_amax=None, quantize_block_scales=True, fp8
 
 def export(spec: Export, folder: Path) -> None:
     """Build the model, calibrate on random tokens, quantise and export into `folder`, which must not exist."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the same result with and without a GPU
+    os.environ["HF_HUB_OFFLINE"] = "1"
     import modelopt.torch.quantization as mtq
     import tiny_models
     import torch
