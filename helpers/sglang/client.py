@@ -5,6 +5,7 @@ with Worker("0.5.15") as worker:
     worker.routing(folder, modules).methods          # which method each module gets
 """
 
+import contextlib
 import json
 import os
 import selectors
@@ -95,6 +96,33 @@ class RoutingAnswer:
     env: dict = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class ModelAnswer:
+    """The model that a release builds. modules: (runtime prefix, layer class, method class or None), in the order of construction.
+
+    experts: the MoE layers, each {"name", "layer", "method", "deprecate_flag", "runner"}. failure: the exception that ended the
+    construction as {"error", "message", "file", …}, or None; modules and experts then hold what came before.
+    """
+
+    release: str
+    accepted: bool
+    error: str = ""
+    message: str = ""
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    model_quantization: str | None = None
+    model_class: str | None = None
+    quant_config: str | None = None
+    quant_config_name: str | None = None
+    moe_class: str | None = None
+    modules: tuple[tuple[str, str, str | None], ...] = ()
+    experts: tuple[dict, ...] = ()
+    failure: dict | None = None
+    note: str = ""
+    env: dict = field(default_factory=dict)
+
+
 def gpu_of(deployment) -> dict:
     """The machine a worker simulates for this deployment: its GPU, as many as its ranks need, at least 8."""
     gpu = deployment.gpu
@@ -168,7 +196,7 @@ class Worker:
     def start(self) -> dict:
         """Starts the process if it is not running; returns its versions and import time."""
         if self._process is None:
-            self._stderr = tempfile.TemporaryFile()
+            self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  as long as the process; close() closes it
             self._process = subprocess.Popen(
                 [self.environment.python, "-s", str(INSIDE / "worker_main.py")],
                 stdin=subprocess.PIPE,
@@ -182,7 +210,7 @@ class Worker:
             if not isinstance(first, dict) or not first.get("ready"):
                 raise RuntimeError(f"the worker of sglang {self.release} did not start ({first}): {self._last_words()}")
             self.about = first
-            self.note = self.environment.note(first)
+            self.note = self.environment.note(first["transformers"])
         return self.about
 
     def arguments(self, folder: str | os.PathLike, deployment) -> Answer:
@@ -218,8 +246,19 @@ class Worker:
             "modules": [list(module) for module in modules],
         }
         answer = next(self._ask([request]))
-        answer.pop("architectures", None)
         return RoutingAnswer(release=self.release, note=self.note, **answer | {"methods": tuple(answer.get("methods", ()))})
+
+    def model(self, folder: str | os.PathLike, deployment) -> ModelAnswer:
+        """Builds the release's own model class without memory; notes each module's method and each MoE layer's runner."""
+        request = {
+            "question": "model",
+            "argv": argv_of(folder, deployment),
+            "gpu": gpu_of(deployment),
+            "env": dict(getattr(deployment, "env", ())),
+        }
+        answer = next(self._ask([request]))
+        modules = tuple(map(tuple, answer.pop("modules", ())))
+        return ModelAnswer(release=self.release, note=self.note, modules=modules, **answer | {"experts": tuple(answer.get("experts", ()))})
 
     def _ask(self, requests: Iterable[dict]) -> Iterator[dict]:
         waiting: list[dict] = []
@@ -246,14 +285,14 @@ class Worker:
                 continue
             if answer.pop("id") != request["id"]:
                 raise RuntimeError(f"the worker of sglang {self.release} answered out of order")
+            if answer.get("error") == "WorkerFault":
+                raise RuntimeError(f"the worker of sglang {self.release} failed by itself:\n{answer['message']}")
             yield answer
 
     def _send(self, request: dict):
         self.start()
-        try:
+        with contextlib.suppress(BrokenPipeError):  # the worker died; reading says so, for the right question
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
-        except BrokenPipeError:
-            pass  # the worker died; reading says so, for the right question
 
     def _read(self, seconds: float) -> dict | str:
         """The next answer, or "Timeout" or "WorkerDied"."""

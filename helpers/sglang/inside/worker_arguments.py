@@ -36,10 +36,17 @@ def build_parser():
 
 
 def refusal_of(error):
-    """The exception as an answer: type, whole text, and the innermost frame inside the release, else the innermost of all."""
+    """The exception as an answer: type, whole text, and the innermost frame inside the release.
+
+    An exception that never was in the release is a fault of the worker, and said to be one: it is nobody's answer.
+    """
+    if isinstance(error, ArgumentRefused):
+        return {"error": "ArgumentRefused", "message": str(error), "file": "server_args.py", "function": "prepare_server_args"}
     frames = traceback.extract_tb(error.__traceback__)
     inside = [frame for frame in frames if frame.filename.startswith(ROOT)]
-    frame = (inside or frames)[-1]
+    if not inside:
+        return {"error": "WorkerFault", "message": "".join(traceback.format_exception(error))}
+    frame = inside[-1]
     return {
         "error": type(error).__name__,
         "message": str(error),
@@ -60,8 +67,15 @@ def ask(parser, argv):
 
 
 def resolved_fields(arguments):
-    values = arguments.resolved_dict() if hasattr(arguments, "resolved_dict") else vars(arguments)
-    return {name: values[name] for name in FIELDS if name in values and isinstance(values[name], str | int | float | bool | None)}
+    """FIELDS after the resolution. From 0.5.19 the record keeps the input, and what was resolved is read through a view."""
+    if hasattr(arguments, "resolved_dict"):
+        from sglang.srt.arg_groups.overrides import resolving_view
+
+        view = resolving_view(arguments)
+    else:
+        view = arguments
+    values = {name: getattr(view, name) for name in FIELDS if hasattr(view, name)}
+    return {name: value for name, value in values.items() if isinstance(value, str | int | float | bool | None)}
 
 
 def model_config_of(arguments):

@@ -16,35 +16,49 @@ import torch
 # Module-level facts such as `_is_cuda = is_cuda()` are computed once, at import. These are the probes they are made of.
 PROBES = re.compile(
     r"\b(is_cuda|is_cuda_alike|is_sm\d+\w*|is_blackwell\w*|is_hopper_with_cuda_12_3|is_ampere_with_cuda_12_3|is_arch_support_pdl"
-    r"|is_flashinfer_available|get_device_sm|get_device_capability|get_platform)\(\)"
+    r"|is_flashinfer_available|_compute_enable_deep_gemm|_supports_\w+|get_device_sm|get_device_capability|get_platform)\(\)|\b(ENABLE_JIT_DEEPGEMM|DEEPGEMM_\w+)\b"
 )
 CONSTANT = re.compile(r"^(\w+) *(?:: *\w+ *)?= *(.+)$", re.MULTILINE)
-DRIVER_ANSWERS = ("get_nvgpu_memory_capacity", "get_device_sm_nvidia_smi", "is_flashinfer_available", "is_gpu_fabric_ready")
+LONGEST = 12  # lines of one such expression
+# Constants that reach their readers through `from … import *`; the others are read where they are computed.
+REEXPORTED = re.compile(r"ENABLE_JIT_DEEPGEMM|DEEPGEMM_\w+")
 
 
 def _sglang_modules():
-    return [
-        (name, module)
-        for name, module in list(sys.modules.items())
-        if name.split(".")[0] == "sglang" and isinstance(module, types.ModuleType)
-    ]
+    named = [(name, module) for name, module in list(sys.modules.items()) if name == "sglang" or name.startswith("sglang.")]
+    return [(name, module) for name, module in named if isinstance(module, types.ModuleType)]
 
 
 def _constants(module):
-    """(name, compiled expression) of the module's one-line constants that ask one of PROBES."""
+    """(name, compiled expression) of the module's constants that ask one of PROBES, in order."""
     try:
         with open(module.__file__ or "", encoding="utf-8") as file:
             text = file.read()
     except OSError:
         return []
     found = []
-    for name, expression in CONSTANT.findall(text):
-        if PROBES.search(expression) and name in vars(module):
-            try:
-                found.append((name, compile(expression.strip(), f"{module.__name__}.{name}", "eval")))
-            except SyntaxError:  # the first line of a longer expression: see the list the tests hold
-                continue
+    for match in CONSTANT.finditer(text):
+        name = match[1]
+        if name in vars(module):
+            expression = _whole_expression(text[match.start(2) :])
+            if expression is not None and PROBES.search(expression):
+                found.append((name, compile(expression, f"{module.__name__}.{name}", "eval")))
     return found
+
+
+def _whole_expression(text):
+    """The expression that `text` begins with, over as many lines as it takes; None when it is none."""
+    lines = text.split("\n", LONGEST)[:LONGEST]
+    for count in range(1, len(lines) + 1):
+        candidate = "\n".join(lines[:count]).strip()
+        try:
+            compile(candidate, "constant", "eval")
+        except SyntaxError:
+            if candidate.count("(") <= candidate.count(")"):  # nothing is left open: it is no expression
+                return None
+        else:
+            return candidate
+    return None
 
 
 class SimulatedMachine:
@@ -60,6 +74,7 @@ class SimulatedMachine:
         self.cuda_version = torch.version.cuda
         self.seen = set()
         self.constants = []
+        self.copies = []
         self.caches = []
         torch.version.cuda = torch.version.cuda or "13.0"  # a CPU build of torch has none, and SGLang compares it with 12.8
         torch.cuda.is_available = lambda: True
@@ -83,13 +98,22 @@ class SimulatedMachine:
             "is_gpu_fabric_ready": lambda *a, **k: False,
         }
 
+        self._register_mxfp4()
+
+    @staticmethod
+    def _register_mxfp4():
+        """The one registration that a module-level `if is_cuda()` makes and that the questions read; it is not made on a CPU."""
+        from sglang.srt.layers import quantization
+
+        for methods in (quantization.BASE_QUANTIZATION_METHODS, quantization.QUANTIZATION_METHODS):
+            methods["mxfp4"] = quantization.Mxfp4Config
+
     def become(self, gpu):
         """gpu: {"name", "capability": [major, minor], "memory_mib", "count"}."""
-        modules = _sglang_modules()
-        if gpu == self.current and len(modules) == len(self.seen):
+        if gpu == self.current:  # modules imported since then have computed their facts for this machine
             return
         self.current = gpu
-        for name, module in modules:
+        for name, module in _sglang_modules():
             if name in self.seen:
                 continue
             self.seen.add(name)
@@ -98,7 +122,12 @@ class SimulatedMachine:
                     setattr(module, attribute, self.answers[attribute])
                 elif isinstance(value, functools._lru_cache_wrapper) and value not in self.caches:
                     self.caches.append(value)
-            self.constants += [(module, attribute, expression) for attribute, expression in _constants(module)]
+            own = [(module, attribute, expression) for attribute, expression in _constants(module)]
+            self.constants += own
+            computed = {attribute for _, attribute, _ in own}
+            self.copies += [
+                (module, attribute) for attribute in vars(module) if REEXPORTED.fullmatch(attribute) and attribute not in computed
+            ]
         self._forget()
 
     def _forget(self):
@@ -107,10 +136,13 @@ class SimulatedMachine:
             cache.cache_clear()
         for module, attribute, expression in self.constants:
             setattr(module, attribute, eval(expression, vars(module)))
+        values = {attribute: getattr(module, attribute) for module, attribute, _ in self.constants if REEXPORTED.fullmatch(attribute)}
+        for module, attribute in self.copies:
+            setattr(module, attribute, values[attribute])
 
     @contextlib.contextmanager
     def absent(self):
-        """The machine without its GPUs, for imports that come late."""
+        """The machine without its GPUs for a while, for imports and process groups."""
         simulated = {name: getattr(torch.cuda, name) for name in self.cpu}
         version = torch.version.cuda
         for name, value in self.cpu.items():
@@ -123,4 +155,5 @@ class SimulatedMachine:
             for name, value in simulated.items():
                 setattr(torch.cuda, name, value)
             torch.version.cuda = version
-            self.current = None
+            gpu, self.current = self.current, None
+            self.become(gpu)

@@ -3,6 +3,7 @@
 Started by helpers/sglang/client.py. Imports nothing of this repository but the files beside it.
 """
 
+import functools
 import json
 import os
 import sys
@@ -28,6 +29,13 @@ def imported():
     import torch
 
     torch.set_num_threads(1)
+    import msgspec.structs
+
+    # From 0.5.19 every question asks for the same classes' fields hundreds of times; they depend on the class alone.
+    msgspec.structs.fields = functools.cache(msgspec.structs.fields)
+    import worker_absent
+
+    worker_absent.stand_in()
     import sglang
     import sglang.srt.server_args
     import transformers
@@ -84,7 +92,7 @@ class Server:
             self.machine.become(request["gpu"])
             if request["question"] == "arguments":
                 answer = self.ask_arguments(request)
-            elif request["question"] == "routing":
+            elif request["question"] in ("routing", "model"):
                 answer = self.in_a_child(request)
             else:
                 raise ValueError(f"unknown question {request['question']!r}")
@@ -103,6 +111,14 @@ class Server:
             "model_quantization": self.arguments.model_quantization(arguments),
         }
 
+    def ask_routing(self, request):
+        import worker_routing
+
+        prepared = worker_routing.prepare(self.machine, self.parser, request["argv"])
+        if request["question"] == "routing":
+            return worker_routing.about(*prepared) | {"methods": worker_routing.methods(prepared[2], request["modules"])}
+        return worker_routing.about(*prepared) | worker_routing.build(*prepared)
+
     def in_a_child(self, request):
         import worker_routing
 
@@ -110,14 +126,13 @@ class Server:
             with self.machine.absent():
                 worker_routing.import_models()
             self.models_imported = True
-            self.machine.become(request["gpu"])
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
             os.close(read)
             try:
                 try:
-                    answer = {"accepted": True, **worker_routing.ask(self.parser, request["argv"], request["modules"])}
+                    answer = {"accepted": True, **self.ask_routing(request)}
                 except BaseException as error:  # noqa: BLE001  as in answer()
                     answer = {"accepted": False, **self.arguments.refusal_of(error)}
                 with os.fdopen(write, "w", encoding="utf-8") as pipe:

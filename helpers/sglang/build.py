@@ -1,0 +1,242 @@
+"""Builds the environments of real SGLang releases: a base once, each release's wheel, and each transformers pin once.
+
+Every folder is built under a temporary name, gets its marker, and is renamed: a build that was interrupted leaves nothing that
+is used, and the next one starts that folder again. One build runs at a time.
+"""
+
+import contextlib
+import difflib
+import fcntl
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from email.parser import HeaderParser
+from pathlib import Path
+
+from helpers.errors import InputError, UsageError
+from helpers.sglang.environments import MARKER, base_folder, home, marker, release_folder, transformers_folder
+
+DEFAULT_RELEASES = ("0.5.15", "0.5.16", "0.5.23")
+
+# SGLang imports torchvision, and torch of this age imports every release from 0.5.11 to 0.5.23. NVFP4_TORCH replaces the line, for
+# instance by a CPU build: "torch==2.14.1 torchvision==0.29.1 --index-url https://…/cpu".
+TORCH = "torch==2.14.1 torchvision==0.29.1"
+
+# What a release imports before it has resolved its arguments, without the kernel packages. outlines: later ones renamed what is imported.
+PACKAGES = (
+    "numpy msgspec orjson psutil pyzmq requests setproctitle pybase64 pillow pydantic fastapi uvicorn uvloop prometheus_client "
+    "packaging compressed-tensors triton ipython aiohttp dill einops datasets blobfile distro interegular partial_json_parser "
+    "sentencepiece tiktoken scipy tqdm gguf watchfiles python-multipart xxhash zstandard openai llguidance xgrammar openai-harmony "
+    "anthropic mistral_common outlines==0.1.11 modelscope"
+)
+
+# Folders of a wheel that neither question imports.
+NOT_UNPACKED = ("sglang/multimodal_gen/", "sglang/test/", "sglang/benchmark/", "sglang/eval/", "sglang/srt/rust_extensions/")
+
+GB = 1 << 30
+SPACE = {"base": 9 * GB, "transformers": GB // 2, "release": GB // 2}  # while building; base ends at 6.5 GB, a release at 30 to 100 MB
+
+_NO_NETWORK = re.compile(
+    r"NewConnectionError|Failed to establish|Name or service not known|name resolution|timed out|ProxyError|Max retries|SSLError"
+    r"|Connection (?:refused|reset)|Network is unreachable",
+    re.IGNORECASE,
+)
+_NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE)
+
+
+def build(releases: Iterable[str], say: Callable[[str], None] = print) -> None:
+    """Builds what is missing for these releases. UsageError or InputError in one line when that cannot be done."""
+    releases = list(dict.fromkeys(releases)) or list(DEFAULT_RELEASES)
+    for release in releases:
+        if not re.fullmatch(r"\d+\.\d+\.\d+(\.post\d+|rc\d+)?", release):
+            raise UsageError(f"{release!r} is no release number: write it like 0.5.16 or 0.5.15.post1")
+    with _one_build_at_a_time(say):
+        if marker(base_folder()) is None:
+            _needs(SPACE["base"], "the base environment")
+            say(f"base environment: {_torch()} and {len(PACKAGES.split())} packages (about 3 minutes, 6.5 GB) …")
+            with _folder(base_folder(), say) as folder:
+                _make_base(folder)
+        for number, release in enumerate(releases, 1):
+            built = marker(release_folder(release))
+            if built is None:
+                _needs(SPACE["release"], f"sglang {release}")
+                say(f"[{number}/{len(releases)}] sglang {release}: its wheel …")
+                with _folder(release_folder(release), say) as folder:
+                    built = _make_release(folder, release)
+            pin = built["transformers"]
+            if marker(transformers_folder(pin)) is None:
+                _needs(SPACE["transformers"], f"transformers {pin}")
+                say(f"[{number}/{len(releases)}] transformers {pin}, which sglang {release} pins …")
+                with _folder(transformers_folder(pin), say) as folder:
+                    _make_transformers(folder, pin)
+            say(f"[{number}/{len(releases)}] sglang {release}: ready (transformers {pin})")
+
+
+def _torch() -> str:
+    return os.environ.get("NVFP4_TORCH") or TORCH
+
+
+@contextlib.contextmanager
+def _one_build_at_a_time(say) -> Iterator[None]:
+    try:
+        home().mkdir(parents=True, exist_ok=True)
+        lock = (home() / ".lock").open("w")
+    except OSError as error:
+        raise InputError(f"{home()}: cannot be written ({error.strerror}); set NVFP4_CACHE to a folder that can") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another build is running in this cache; waiting for it …")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        for left in home().glob("*.building"):
+            say(f"{left.name} was left by a build that did not finish: removed")
+            shutil.rmtree(left)
+        yield
+
+
+def _needs(size: int, what: str):
+    free = shutil.disk_usage(home()).free
+    if free < size:
+        raise InputError(
+            f"{what} needs {size / GB:.1f} GB while it is built and {home()} has {free / GB:.1f} GB free: make room, or set NVFP4_CACHE"
+        )
+
+
+@contextlib.contextmanager
+def _folder(final: Path, say) -> Iterator[Path]:
+    """A folder under a temporary name that becomes `final` when the block ends well, and is removed otherwise."""
+    start = time.monotonic()
+    if final.exists():
+        say(f"{final.name} is there without its marker {MARKER}: removed and built again")
+        shutil.rmtree(final)
+    building = final.with_name(final.name + ".building")
+    try:
+        building.mkdir()
+        yield building
+        if marker(building) is None:
+            raise AssertionError(f"{building} was built without its marker")
+        building.rename(final)
+    except OSError as error:
+        raise InputError(f"{final}: {error.strerror or error}; nothing was kept of it") from None
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    say(f"  {final.name}: done in {time.monotonic() - start:.0f} s")
+
+
+def _mark(folder: Path, **facts):
+    (folder / MARKER).write_text(json.dumps({**facts, "built": time.strftime("%Y-%m-%d")}, indent=1) + "\n")
+
+
+def _python() -> str:
+    """The interpreter environments are made with: $NVFP4_PYTHON, else this one."""
+    return os.environ.get("NVFP4_PYTHON") or sys.executable
+
+
+def _make_base(folder: Path):
+    made = subprocess.run([_python(), "-m", "venv", str(folder)], capture_output=True, text=True)
+    if made.returncode != 0:
+        raise InputError(f"{_python()} cannot make a virtual environment: {_last_line(made.stderr or made.stdout)}")
+    python = str(folder / "bin" / "python")
+    _pip(python, "install", *shlex.split(_torch()), what=_torch())
+    _pip(python, "install", *PACKAGES.split(), what="the packages SGLang imports")
+    facts = subprocess.run(
+        [python, "-c", "import platform, torch, torchvision; print(platform.python_version(), torch.__version__, torchvision.__version__)"],
+        capture_output=True,
+        text=True,
+    )
+    if facts.returncode != 0:
+        raise InputError(f"{_torch()} was installed and does not import: {_last_line(facts.stderr)}; set NVFP4_TORCH to another build")
+    _mark(folder, **dict(zip(("python", "torch", "torchvision"), facts.stdout.split(), strict=True)))
+
+
+def _make_transformers(folder: Path, pin: str):
+    _pip(_base_python(), "install", "--target", str(folder), f"transformers=={pin}", what=f"transformers=={pin}")
+    _mark(folder, transformers=pin)
+
+
+def _make_release(folder: Path, release: str) -> dict:
+    with tempfile.TemporaryDirectory(dir=home(), suffix=".building") as downloads:
+        wheel = _download(release, Path(downloads))
+        with zipfile.ZipFile(wheel) as archive:
+            names = archive.namelist()
+            archive.extractall(folder, [name for name in names if not name.startswith(NOT_UNPACKED)])
+            metadata = next(name for name in names if name.endswith(".dist-info/METADATA"))
+            requirements = HeaderParser().parsestr(archive.read(metadata).decode()).get_all("Requires-Dist") or []
+    pin = next((match[1] for line in requirements if (match := re.match(r"transformers\s*==\s*([\w.]+)", line))), None)
+    if pin is None:
+        raise InputError(f"{wheel.name} pins no transformers version; this builder knows releases that do")
+    _mark(folder, sglang=release, transformers=pin, wheel=wheel.name)
+    return marker(folder)
+
+
+def _base_python() -> str:
+    return str(base_folder() / "bin" / "python")
+
+
+def _pip(python: str, *arguments: str, what: str) -> str:
+    """Runs that Python's pip; InputError in one line when it fails."""
+    asked = subprocess.run([python, "-m", "pip", "--disable-pip-version-check", *arguments], capture_output=True, text=True)
+    if asked.returncode != 0:
+        raise _pip_failed(asked.stdout + asked.stderr, what)
+    return asked.stdout
+
+
+def _pip_failed(output: str, what: str) -> InputError:
+    if _NO_SPACE.search(output):
+        return InputError(f"{what}: the disk filled up while it was installed in {home()}: make room, or set NVFP4_CACHE")
+    if _NO_NETWORK.search(output) or "(from versions: none)" in output:
+        return InputError(f"{what}: no package index answers: check the network, or build where there is one and copy {home()}")
+    return InputError(f"{what}: pip failed: {_last_line(output)}")
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    return lines[-1].strip()[:300] if lines else "it printed nothing"
+
+
+def _download(release: str, folder: Path) -> Path:
+    """The release's wheel for the base environment's Python. Never a source archive: nothing is compiled or run here."""
+    wheel_only = ("download", "--no-deps", "--only-binary", ":all:", "--dest", str(folder))
+    asked = subprocess.run(
+        [_base_python(), "-m", "pip", "--disable-pip-version-check", *wheel_only, f"sglang=={release}"], capture_output=True, text=True
+    )
+    if asked.returncode == 0:
+        return next(folder.glob("*.whl"))
+    output = asked.stdout + asked.stderr
+    listed = re.search(r"\(from versions: ([^)]*)\)", output)
+    if listed is None or listed[1] == "none":
+        raise _pip_failed(output, f"sglang {release}")
+    raise _no_wheel(release, listed[1].split(", "))
+
+
+def _no_wheel(release: str, known: list[str]) -> UsageError:
+    """Why the index has no wheel of the release for this Python: another Python has one, or there is no such release."""
+    python = marker(base_folder())["python"].rsplit(".", 1)[0]
+    others = [minor for minor in ("3.10", "3.11", "3.12", "3.13", "3.14") if minor != python and release in _versions_for(minor)]
+    if others:
+        return UsageError(
+            f"sglang {release} has wheels for Python {', '.join(others)} and the base environment is Python {python}: "
+            f"remove {base_folder()} and build with NVFP4_PYTHON=/path/to/python{others[-1]}"
+        )
+    near = difflib.get_close_matches(release, known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"the newest is {known[-1]}"
+    return UsageError(f"there is no sglang {release} on the package index: {hint}")
+
+
+def _versions_for(minor: str) -> list[str]:
+    asked = subprocess.run(
+        [_base_python(), "-m", "pip", "index", "versions", "sglang", "--python-version", minor, "--only-binary", ":all:"],
+        capture_output=True,
+        text=True,
+    )
+    found = re.search(r"Available versions: (.*)", asked.stdout)
+    return found[1].split(", ") if found else []
