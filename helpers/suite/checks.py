@@ -49,22 +49,20 @@ class Checks:
     def __init__(self):
         self.records: dict[str, Check] = {}
 
-    def check(self, id: str, observed: object, expected: object, why: str, remedy: str = "") -> bool:
-        """Show and record whether ``observed == expected``; returns it. A failed check needs a remedy as much as a finding does."""
-        passed = bool(observed == expected)
-        self._add(Check(id, "pass" if passed else "fail", text(observed), text(expected), why, remedy))
-        return passed
+    def check(self, id: str, observed: object, expected: object, why: str, remedy: str = "") -> None:
+        """Show and record whether ``observed == expected``. remedy: what to do when it is not."""
+        state = "pass" if bool(observed == expected) else "fail"
+        self._add(Check(id, state, text(observed), text(expected), why, remedy))
 
-    def known_bad(self, id: str, observed: object, expected: object, why: str, reference: str) -> bool:
+    def known_bad(self, id: str, observed: object, expected: object, why: str, reference: str) -> None:
         """Show and record something publicly known to be wrong. It fails on the day it is right: then it becomes a check."""
         if not reference:
             raise ValueError(f"known_bad {id!r} needs the public reference of the defect")
         if bool(observed == expected):
             remedy = "it is mended: turn this known_bad into a check"
             self._add(Check(id, "fail", text(observed), f"still not {text(expected)}", why, remedy, reference))
-            return False
-        self._add(Check(id, "known_bad", text(observed), text(expected), why, "", reference))
-        return True
+        else:
+            self._add(Check(id, "known_bad", text(observed), text(expected), why, "", reference))
 
     def not_run(self, id: str, reason: str, remedy: str = "") -> None:
         """Show a card that says which hardware, package or file a section needs, and record that it was not verified."""

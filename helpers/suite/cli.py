@@ -148,6 +148,10 @@ def _table(rows: Sequence[tuple[str, ...]]) -> None:
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     top, commands = parser()
     args, extra = top.parse_known_args(argv)
+    if args.command == "run":
+        # argparse does not put a name that follows an option with the names before it.
+        args.notebooks += [name for name in extra if not name.startswith("-")]
+        extra = [option for option in extra if option.startswith("-")]
     if extra:
         known = [option for action in commands[args.command]._actions for option in action.option_strings]
         raise unknown("option", extra[0].partition("=")[0], known)

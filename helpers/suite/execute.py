@@ -170,9 +170,12 @@ def _one_line(text: str) -> str:
 
 def _corrected(executed: Path, end: End) -> str:
     """Make the kept notebook say what happened, and return its HTML. "" when not even its beginning was written."""
-    if not executed.is_file():
+    try:
+        kept = nbformat.read(executed, as_version=4)
+    except (OSError, ValueError):
+        # Not begun, or cut off by a full disk: half a notebook is no evidence.
+        executed.unlink(missing_ok=True)
         return ""
-    kept = nbformat.read(executed, as_version=4)
     record = kept.metadata.papermill
     record.input_path = record.output_path = executed.name
     if end.how not in ("completed", "raised"):
