@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, field, fields
 
-from helpers.deployment.flags import a2a_backends, deepep_modes, quantizations, runners
+from helpers.deployment.flags import a2a_backends, deepep_modes, dispatch_types, quantizations, runners
 from helpers.deployment.gpus import DEFAULT_GPU, Gpu
 from helpers.deployment.releases import DEFAULT_RELEASE, Release
 from helpers.errors import UsageError, unknown
@@ -29,6 +29,7 @@ class Deployment:
     gpu: Gpu = DEFAULT_GPU
     env: tuple[tuple[str, str], ...] = ()
     deepep_mode: str = "auto"
+    flashinfer_a2a_dispatch_type: str | None = None
     max_prefill_tokens: int | None = None
     chunked_prefill_size: int | None = None
     cuda_graph_max_bs: int | None = None
@@ -65,6 +66,7 @@ _NAMES = {
     "a2a": ("all-to-all backend", a2a_backends),
     "quantization": ("quantization", quantizations),
     "deepep_mode": ("DeepEP mode", deepep_modes),
+    "flashinfer_a2a_dispatch_type": ("FlashInfer dispatch type", dispatch_types),
     "speculative_moe_runner_backend": ("MoE runner", runners),
     "speculative_moe_a2a_backend": ("all-to-all backend", a2a_backends),
 }

@@ -60,6 +60,11 @@ def deepep_modes(release: Release) -> tuple[str, ...]:
     return choices(release, "deepep_mode")
 
 
+def dispatch_types(release: Release) -> tuple[str, ...]:
+    """The values that ``--flashinfer-a2a-dispatch-type`` accepts in this release; none before 0.5.20."""
+    return choices(release, "flashinfer_a2a_dispatch_type")
+
+
 def find(release: Release, given: str) -> tuple[str, Flag]:
     """The flag behind what was typed: its full name, or a prefix that only one flag has (argparse allows those).
 

@@ -23,6 +23,7 @@ FIELDS = {
     "dp_size": "dp",
     "enable_dp_attention": "enable_dp_attention",
     "deepep_mode": "deepep_mode",
+    "flashinfer_a2a_dispatch_type": "flashinfer_a2a_dispatch_type",
     "max_prefill_tokens": "max_prefill_tokens",
     "chunked_prefill_size": "chunked_prefill_size",
     "cuda_graph_max_bs": "cuda_graph_max_bs",
@@ -45,8 +46,8 @@ def parse_launch(text: str, release: Release, gpu: Gpu, env: Mapping[str, str] =
 
     Line continuations, assignments in front (`SGLANG_X=1 python …`, `docker run -e SGLANG_X=1 …`), `--flag value`, `--flag=value`,
     aliases and argparse's prefixes are understood. The model it names is in ``.model``, the flags that no rule reads in
-    ``.unexamined``. env: variables set besides the line's own. UsageError for a line that is not a launch, a flag or value the release does not know, a missing value;
-    InputError for a file that cannot be read.
+    ``.unexamined``. env: variables set besides the line's own. UsageError for a line that is not a launch, a flag or value the
+    release does not know, a missing value; InputError for a file that cannot be read.
     """
     if text.startswith("@"):
         text = _read(Path(text[1:]))

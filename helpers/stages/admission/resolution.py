@@ -1,0 +1,107 @@
+"""The state that SGLang's argument resolution works on, and how a rule reads it, changes it or refuses."""
+
+from collections.abc import Mapping
+from typing import NoReturn
+
+from helpers.deployment import Deployment
+from helpers.stages.admission.facts import Facts
+from helpers.stages.admission.sources import source
+from helpers.stages.steps import Step
+
+_TRUE, _FALSE = ("true", "1", "yes", "y"), ("false", "0", "no", "n")
+
+
+class Refused(Exception):
+    """SGLang raises and the server exits.
+
+    error: the exception's type. message: its exact text. rule: which refusal it is. read, value: what was looked at.
+    """
+
+    def __init__(self, error: str, message: str, rule: str, read: str, value: object):
+        super().__init__(message)
+        self.error, self.message, self.rule, self.read, self.value = error, message, rule, read, value
+
+
+class Resolution:
+    """The fields of ServerArgs that these rules read and write, under our names.
+
+    Starts as the flags; ends as what the server runs with. ``flags`` stays as given, because some rules read it on purpose.
+    ``attention_dp``: groups of attention data parallelism inside tp, 1 without; ``replicas``: data parallel copies of the server.
+    ``exported``: environment variables the server sets. ``draft_tokens``: tokens a request verifies in one forward.
+    """
+
+    def __init__(self, flags: Deployment, facts: Facts):
+        self.flags = flags
+        self.facts = facts
+        self.release = flags.release
+        self.gpu = flags.gpu
+        self.quantization = flags.quantization
+        self.quantization_unset_on_purpose = False
+        self.model_quantization: str | None = None
+        self.runner = flags.runner
+        self.a2a = flags.a2a
+        self.tp = flags.tp
+        self.ep = flags.ep
+        self.attention_dp_enabled = flags.enable_dp_attention and (flags.dp > 1 or not flags.release.at_least("0.5.22"))
+        self.attention_dp = flags.dp if flags.enable_dp_attention else 1
+        self.replicas = 1 if flags.enable_dp_attention else flags.dp
+        self.deepep_mode = flags.deepep_mode
+        self.disable_shared_experts_fusion = flags.disable_shared_experts_fusion
+        self.chunked_prefill_size = flags.chunked_prefill_size
+        self.max_prefill_tokens = 16384 if flags.max_prefill_tokens is None else flags.max_prefill_tokens
+        self.decode_graph_batch = flags.cuda_graph_max_bs
+        self.decode_graph = True
+        self.max_running_requests: int | None = None
+        self.draft_tokens = 1
+        self.dispatch_type = flags.flashinfer_a2a_dispatch_type
+        self.environment: Mapping[str, str] = flags.environment
+        self.exported: dict[str, str] = {}
+        self._trail: list[tuple] = []
+
+    # How a rule reads an environment variable: SGLang falls back to the default on a value it cannot parse.
+
+    def is_set(self, variable: str) -> bool:
+        return variable in self.environment or variable in self.exported
+
+    def switch(self, variable: str) -> bool:
+        """An on/off variable that is off by default."""
+        value = self.exported.get(variable, self.environment.get(variable, "")).lower()
+        return value in _TRUE
+
+    def number(self, variable: str, default: int | None) -> int | None:
+        try:
+            return int(self.environment[variable])
+        except (KeyError, ValueError):
+            return default
+
+    # How a rule answers.
+
+    def note(self, rule: str, question: str, read: str, value: object, answer: str) -> None:
+        """One step for the reader: what was asked, of what, and what follows."""
+        self._trail.append((rule, question, read, value, answer))
+
+    def decide(self, rule: str, field: str, value: object, question: str, read: str, seen: object) -> None:
+        """Write a field and say why."""
+        setattr(self, field, value)
+        self._trail.append((rule, question, read, seen, f"{field} = {value}"))
+
+    def export(self, rule: str, variable: str, value: str, question: str, read: str, seen: object) -> None:
+        """Set an environment variable for the server's own processes."""
+        self.exported[variable] = value
+        self._trail.append((rule, question, read, seen, f"{variable}={value}"))
+
+    def refuse(self, rule: str, error: str, message: str, question: str, read: str, value: object) -> NoReturn:
+        """End here, as SGLang does. ``rule`` names the one refusal ("kernel.ep"): remedies.py says what to do about each."""
+        self._trail.append((rule, question, read, value, f"{error}: {message}"))
+        raise Refused(error, message, rule, read, value)
+
+    def check(self, rule: str, holds: bool, message: str, question: str, read: str, value: object) -> None:
+        """An ``assert`` of SGLang's."""
+        if not holds:
+            self.refuse(rule, "AssertionError", message, question, read, value)
+        self._trail.append((rule, question, read, value, "yes"))
+
+    def steps(self) -> tuple[Step, ...]:
+        return tuple(
+            Step(question, read, str(value), answer, source(rule, self.release)) for rule, question, read, value, answer in self._trail
+        )
