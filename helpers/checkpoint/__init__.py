@@ -2,10 +2,10 @@
 
 from helpers.checkpoint.checkpoint import Checkpoint
 from helpers.checkpoint.geometry import ExpertGeometry
-from helpers.checkpoint.headers import TensorTable
 from helpers.checkpoint.layer_map import LayerMap
 from helpers.checkpoint.names import KINDS, layer_of, module_kind, prefix_family, split_expert
 from helpers.checkpoint.read import from_configs, known_checkpoints, open_checkpoint
+from helpers.checkpoint.tensor_table import TensorTable
 
 __all__ = [
     "KINDS",

@@ -7,8 +7,9 @@ from pathlib import Path
 from helpers.checkpoint.compare import compare
 from helpers.checkpoint.config_copies import copies_read_by_sglang, inline_quantization, text_config
 from helpers.checkpoint.geometry import ExpertGeometry, read_geometry
-from helpers.checkpoint.headers import TensorTable
 from helpers.checkpoint.layer_map import LayerMap, layer_maps
+from helpers.checkpoint.tensor_modules import TensorModules
+from helpers.checkpoint.tensor_table import TensorTable
 from helpers.findings import Finding
 
 
@@ -62,6 +63,11 @@ class Checkpoint:
     def layer_map(self) -> LayerMap:
         """The map of the copy that SGLang builds the layers from."""
         return self.layer_maps.get(self.copies_read[1]) or next(iter(self.layer_maps.values()), LayerMap(copy="none"))
+
+    @cached_property
+    def modules(self) -> TensorModules | None:
+        """What each module is by its tensors; None without tensors."""
+        return None if self.tensors is None else TensorModules(self.tensors)
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from helpers.checkpoint.files import read_limited
 from helpers.errors import InputError
+from helpers.findings import Finding
 
 CONFIG = "config.json"
 QUANT = "hf_quant_config.json"
@@ -40,6 +41,34 @@ def parse_json(raw: bytes, where: str) -> tuple[dict, tuple[str, ...]]:
     if not isinstance(parsed, dict):
         raise InputError(f"{where}: a JSON {type(parsed).__name__} where an object is needed; replace it with the model's own file")
     return parsed, tuple(twice)
+
+
+def read_copies(config: Path, hf_quant: Path | None) -> tuple[dict, dict | None, list[Finding]]:
+    """(config.json, hf_quant_config.json or None, findings) from their paths."""
+    parsed, twice = read_json(config)
+    findings = _given_twice(CONFIG, twice)
+    if hf_quant is None:
+        return parsed, None, findings
+    quant, twice = read_json(hf_quant)
+    return parsed, quant, findings + _given_twice(QUANT, twice)
+
+
+def _given_twice(file: str, keys: tuple[str, ...]) -> list[Finding]:
+    if not keys:
+        return []
+    return [
+        Finding(
+            id="detect.key_given_twice",
+            stage="detect",
+            severity="note",
+            read=file,
+            observed=f"given twice in one object: {', '.join(keys[:4])}",
+            expected="each key once",
+            why="JSON readers differ in which of the two they take; Python's, and so SGLang's, takes the last",
+            source=file,
+            remedy=f"remove one of the two from {file}",
+        )
+    ]
 
 
 def copies_read_by_sglang(config: dict, hf_quant: dict | None) -> tuple[str, str, str]:

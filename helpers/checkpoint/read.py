@@ -1,15 +1,17 @@
 """Opening a checkpoint by a bundled name, a public configuration's name, a folder, or a hub id."""
 
+import re
+from difflib import get_close_matches
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 from helpers.checkpoint.checkpoint import Checkpoint
-from helpers.checkpoint.config_copies import CONFIG, QUANT, read_json
-from helpers.checkpoint.shards import read_tensors
-from helpers.errors import InputError, unknown
-from helpers.findings import Finding
+from helpers.checkpoint.config_copies import CONFIG, QUANT, read_copies
+from helpers.errors import InputError, UsageError, unknown
 from helpers.paths import CHECKPOINTS
+
+HUB_ID = re.compile(r"(?!.*(?:--|\.\.))[\w-][\w.-]*/[\w-][\w.-]*(?:@[\w./-]+)?", re.ASCII)
 
 # aiconfigurator-core's files that are not the checkpoint's own, by content.
 PUBLIC_EXCLUDED = {
@@ -20,23 +22,37 @@ PUBLIC_EXCLUDED = {
 
 
 def open_checkpoint(name_or_path: str | Path) -> Checkpoint:
-    """A bundled or public name, or a folder. UsageError for an unknown name, InputError for what cannot be read."""
+    """A bundled or public name, a folder, or a hub id (``org/name`` or ``org/name@revision``).
+
+    UsageError for a name that nothing has, InputError for what cannot be read. A folder wins over a hub id of the same spelling.
+    """
     name = str(name_or_path)
-    bundled = CHECKPOINTS / name
-    if name and "/" not in name and name not in (".", "..") and bundled.is_dir():
-        return _open_folder(name, bundled, f"bundled: data/checkpoints/{name}")
+    if re.fullmatch(r"[\w.-]+", name) and name.strip(".") and (CHECKPOINTS / name / CONFIG).exists():
+        return _open_folder(name, CHECKPOINTS / name, f"bundled: data/checkpoints/{name}")
     if name in _public():
         return _open_public(name)
     if name in PUBLIC_EXCLUDED:
-        raise InputError(
-            f"{name}: left out of the public configurations because {PUBLIC_EXCLUDED[name]}; open the real checkpoint's folder"
-        )
+        raise InputError(f"{name}: not among the public configurations: {PUBLIC_EXCLUDED[name]}; open the real checkpoint's folder")
     folder = Path(name_or_path).expanduser()
-    if folder.is_dir():
+    if name and folder.is_dir():
         return _open_folder(folder.resolve().name, folder, f"folder: {folder}")
-    if folder.exists():
+    if name and folder.exists():
         raise InputError(f"{folder}: a file where a checkpoint's folder is needed; name the folder that has its config.json")
-    raise unknown("checkpoint", name, known_checkpoints())
+    if HUB_ID.fullmatch(name):
+        from helpers.checkpoint.hub import open_hub  # not at every start: it brings a thread pool
+
+        public = name.partition("@")[0].replace("/", "--")
+        return open_hub(name, instead=public if public in _public() else "")
+    if "/" in name or name.startswith((".", "~")) or not name:
+        raise UsageError(f"no folder {name!r}; name a checkpoint's folder, a hub id (org/name), or a bundled one such as {_few_known()}")
+    known = known_checkpoints()
+    if not get_close_matches(name, known, cutoff=0.5):
+        raise UsageError(f"unknown checkpoint {name!r}; name a folder, a hub id (org/name), or a bundled one such as {_few_known()}")
+    raise unknown("checkpoint", name, known)
+
+
+def _few_known() -> str:
+    return ", ".join(list(known_checkpoints())[:8])
 
 
 def from_configs(name: str, config: dict, hf_quant: dict | None = None) -> Checkpoint:
@@ -59,33 +75,18 @@ def known_checkpoints() -> dict[str, str]:
 def _open_folder(name: str, folder: Path, source: str) -> Checkpoint:
     if not (folder / CONFIG).exists():
         raise InputError(f"{folder}: has no config.json; name a checkpoint's folder, or download its config.json into this one")
-    findings: list[Finding] = []
-    config, twice = read_json(folder / CONFIG)
-    findings += _given_twice(CONFIG, twice)
-    hf_quant = None
-    if (folder / QUANT).exists():
-        hf_quant, twice = read_json(folder / QUANT)
-        findings += _given_twice(QUANT, twice)
+    config, hf_quant, findings = read_copies(folder / CONFIG, folder / QUANT if (folder / QUANT).exists() else None)
+    # Imported here, because a command that only reads configurations should not pay for it at every start.
+    from helpers.checkpoint.shards import read_tensors
+
     tensors, tensor_findings = read_tensors(folder)
     return Checkpoint(name, folder, config, hf_quant, tensors, (*findings, *tensor_findings), source)
 
 
-def _given_twice(file: str, keys: tuple[str, ...]) -> list[Finding]:
-    if not keys:
-        return []
-    return [
-        Finding(
-            id="detect.key_given_twice",
-            stage="detect",
-            severity="note",
-            read=file,
-            observed=f"given twice in one object: {', '.join(keys[:4])}",
-            expected="each key once",
-            why="JSON readers differ in which of the two they take; Python's, and so SGLang's, takes the last",
-            source=file,
-            remedy=f"remove one of the two from {file}",
-        )
-    ]
+def _open_public(name: str) -> Checkpoint:
+    files = _public()[name]
+    config, hf_quant, findings = read_copies(files[CONFIG], files.get(QUANT))
+    return Checkpoint(name, None, config, hf_quant, None, tuple(findings), "public configuration, from aiconfigurator-core")
 
 
 @cache
@@ -100,14 +101,3 @@ def _public() -> dict[str, dict[str, Path]]:
             quant = path.with_name(f"{name}_{QUANT}")
             found[name] = {CONFIG: path} | ({QUANT: quant} if quant.exists() else {})
     return found
-
-
-def _open_public(name: str) -> Checkpoint:
-    files = _public()[name]
-    config, twice = read_json(files[CONFIG])
-    findings = _given_twice(CONFIG, twice)
-    hf_quant = None
-    if QUANT in files:
-        hf_quant, twice = read_json(files[QUANT])
-        findings += _given_twice(QUANT, twice)
-    return Checkpoint(name, None, config, hf_quant, None, tuple(findings), "public configuration, from aiconfigurator-core")
