@@ -79,6 +79,8 @@ DEEPSEEK_V4_FLASH = {
     "rope_theta": 10000,
     "rope_scaling": {"type": "yarn", "factor": 16, "beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 65536},
     "hc_mult": 4,
+    "hc_eps": 1e-6,
+    "hc_sinkhorn_iters": 20,
     "sliding_window": 128,
     "swiglu_limit": 10.0,
     "hidden_act": "silu",

@@ -4,6 +4,9 @@ Each function returns (model class, config). The sizes keep the shapes that deci
 gated experts have an intermediate size that divides by 64 (what SGLang's NVFP4 scale swizzle wants on one rank, and no
 longer gets at higher tensor parallelism), nemotron_h (80, not gated) and gemma4 (176) do not, as their large models do not.
 Eight experts allow every expert parallelism up to 8.
+
+A fine-tuned or requantised model keeps the fields of the published config.json that transformers itself no longer reads. Some of
+them SGLang does read, and a model built from defaults would lack them, so they are given here (see the comments).
 """
 
 from transformers import (
@@ -34,7 +37,16 @@ ATTENTION = dict(num_attention_heads=4, num_key_value_heads=2, head_dim=32)
 LATENT = dict(
     num_attention_heads=4, num_key_value_heads=4, q_lora_rank=64, kv_lora_rank=32, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=32
 )
-DEEPSEEK_EXPERTS = dict(moe_intermediate_size=64, n_routed_experts=8, num_experts_per_tok=2, n_shared_experts=1)
+DEEPSEEK_EXPERTS = dict(
+    moe_intermediate_size=64,
+    n_routed_experts=8,
+    num_experts_per_tok=2,
+    n_shared_experts=1,
+    # Published fields (see above).
+    moe_layer_freq=1,
+    scoring_func="sigmoid",
+    topk_method="noaux_tc",
+)
 
 
 def qwen3_5_moe():
@@ -43,7 +55,7 @@ def qwen3_5_moe():
         **COMMON,
         **ATTENTION,
         num_hidden_layers=4,
-        full_attention_interval=4,
+        layer_types=["linear_attention", "linear_attention", "linear_attention", "full_attention"],
         moe_intermediate_size=64,
         shared_expert_intermediate_size=64,
         num_experts=8,
@@ -52,6 +64,11 @@ def qwen3_5_moe():
         linear_num_value_heads=4,
         linear_key_head_dim=16,
         linear_value_head_dim=16,
+        # Published fields (see above).
+        full_attention_interval=4,
+        attn_output_gate=True,
+        mamba_ssm_dtype="float32",
+        mlp_only_layers=[],
     )
     vision = dict(
         depth=1,
@@ -121,7 +138,18 @@ def nemotron_h():
 
 def minimax_m2():
     return MiniMaxM2ForCausalLM, MiniMaxM2Config(
-        **COMMON, **ATTENTION, num_hidden_layers=2, intermediate_size=64, num_local_experts=8, num_experts_per_tok=2
+        **COMMON,
+        **ATTENTION,
+        num_hidden_layers=2,
+        intermediate_size=64,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        rotary_dim=16,
+        # Published fields (see above).
+        scoring_func="sigmoid",
+        use_routing_bias=True,
+        use_qk_norm=True,
+        qk_norm_type="per_layer",
     )
 
 
@@ -151,6 +179,7 @@ def gpt_oss():
         num_experts_per_tok=2,
         sliding_window=64,
         layer_types=["sliding_attention", "full_attention"],
+        swiglu_limit=7.0,  # a published field (see above)
     )
 
 
