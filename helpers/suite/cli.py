@@ -67,7 +67,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see {self.prog} --help)")
 
 
-def parser() -> tuple[Parser, dict[str, Parser]]:
+def parser(argv: Sequence[str]) -> tuple[Parser, dict[str, Parser]]:
     top = Parser(prog=PROGRAM, description="Will this NVFP4 mixture-of-experts checkpoint serve on SGLang?", epilog=EXAMPLES)
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     made = {}
@@ -98,6 +98,11 @@ def parser() -> tuple[Parser, dict[str, Parser]]:
     add.add_argument("--jobs", type=int, metavar="N", help="notebooks at a time (default: one a processor core)")
     add.add_argument("--out", type=Path, metavar="DIR", help="where the run goes (default: runs/<stamp>, linked as runs/latest)")
 
+    add = command("sglang", sglang, "real SGLang releases: install them, ask them, compare them with the model here")
+    if argv[:1] == ["sglang"]:
+        from helpers.sglang.command import add_arguments
+
+        add_arguments(add)
     command("checkpoints", checkpoints, "the names that stand for a checkpoint")
     command("releases", releases, "the SGLang releases the suite knows, with their pins")
     command("gpus", gpus, "the GPUs a deployment can be judged for")
@@ -114,6 +119,12 @@ def run(args: argparse.Namespace) -> int:
     from helpers.suite import runner
 
     return runner.main(args)
+
+
+def sglang(args: argparse.Namespace) -> int:
+    from helpers.sglang import command
+
+    return command.main(args)
 
 
 def checkpoints(args: argparse.Namespace) -> int:
@@ -146,7 +157,7 @@ def _table(rows: Sequence[tuple[str, ...]]) -> None:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    top, commands = parser()
+    top, commands = parser(argv)
     args, extra = top.parse_known_args(argv)
     if args.command == "run":
         # argparse does not put a name that follows an option with the names before it.

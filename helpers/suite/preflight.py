@@ -11,6 +11,7 @@ from helpers.stages.verdict import judge
 from helpers.suite import expectation
 from helpers.suite.alternatives import Alternative, alternatives
 from helpers.suite.terminal import Page
+from helpers.view.markup import visible
 
 STATE_COLOURS = {"passed": ("green",), "failed": ("red", "bold"), "not_examined": ("yellow",)}
 
@@ -47,7 +48,7 @@ def values(args: argparse.Namespace) -> dict[str, object]:
 def render(page: Page, name: str, asked: Deployment, verdict: Verdict, others: list[Alternative]) -> None:
     """The verdict as a reader wants it: the answer, where it was decided, why and what to do, what else would serve."""
     colour = {"serves": ("green", "bold"), "unknown": ("yellow", "bold")}.get(verdict.outcome, ("red", "bold"))
-    page.line(f"{name} on {asked}")
+    page.line(f"{visible(name)}: {asked}")
     page.line(f"{page.paint(verdict.outcome.replace('_', ' ').upper(), *colour)}  {LEGEND[verdict.outcome]}")
     page.line()
     states = [f"{stage} {page.paint(state.replace('_', ' '), *STATE_COLOURS[state])}" for stage, state in verdict.stages.items()]

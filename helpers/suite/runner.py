@@ -17,7 +17,7 @@ from helpers.errors import InputError, UsageError
 from helpers.paths import RUNS
 from helpers.suite import junit, preload, record, report
 from helpers.suite.execute import End, execute, kill
-from helpers.suite.fingerprint import fingerprint
+from helpers.suite.fingerprint import fingerprint, git_blob
 from helpers.suite.kernel import FORKS
 from helpers.suite.notebooks import Notebook, ordered, select
 from helpers.suite.parameters import assign, default_values
@@ -74,11 +74,19 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError(f"--jobs {args.jobs}: at least one notebook must run")
     notebooks = ordered(select(args.notebooks))
     parameters = assign(args.parameter, notebooks)
-    defaults = {notebook.name: default_values(notebook) for notebook in notebooks}
     folder = _folder(args.out)
-    run = Run(folder, parameters, defaults, Progress(sys.stderr, len(notebooks)))
+    try:
+        result = _run(args, notebooks, parameters, folder)
+    except OSError as error:
+        raise InputError(f"{folder}: the run could not be written: {error.strerror}; make room, or choose a folder with --out") from None
+    summary(sys.stdout, result, folder)
+    return result["exit_code"]
+
+
+def _run(args: argparse.Namespace, notebooks: Sequence[Notebook], given: Mapping[str, Mapping[str, object]], folder: Path) -> dict:
+    run = Run(folder, given, {notebook.name: default_values(notebook) for notebook in notebooks}, Progress(sys.stderr, len(notebooks)))
     environment = fingerprint()
-    _write(folder / "env.json", environment | {"notebooks": {notebook.name: record.git_blob(notebook.path) for notebook in notebooks}})
+    _write(folder / "env.json", environment | {"notebooks": {notebook.name: git_blob(notebook.path) for notebook in notebooks}})
     preload.preload()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     interrupted = _run_all(run, notebooks, args.jobs or environment["cpus"])
@@ -87,12 +95,11 @@ def main(args: argparse.Namespace) -> int:
     for written in run.notebooks.glob("*.jsonl"):
         written.unlink()  # result.json holds it now
     (folder / "junit.xml").write_bytes(junit.document(result["notebooks"]))
-    sections = {notebook.name: run.sections.get(notebook.name, "") for notebook in sorted(notebooks, key=lambda n: n.name)}
+    sections = {notebook["name"]: run.sections.get(notebook["name"], "") for notebook in result["notebooks"]}
     (folder / "index.html").write_text(report.page(result, environment, sections), encoding="utf-8")
     if args.out is None:
         _link(RUNS / "latest", folder)
-    summary(sys.stdout, result, folder)
-    return result["exit_code"]
+    return result
 
 
 def _folder(asked: Path | None) -> Path:
