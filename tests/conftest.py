@@ -1,4 +1,4 @@
-"""Fixtures that more than one room uses."""
+"""What every test needs, and fixtures that more than one room uses."""
 
 import os
 import subprocess
@@ -10,6 +10,10 @@ import nbformat
 import pytest
 
 from helpers.paths import ROOT
+
+# torch and numpy read it when they are imported. Two test processes whose threads wait for each other at every small
+# operation take three times as long as two that use one thread each.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 PARAMETERS = """\
 checkpoint: str = "qwen3.5-moe-mixed"  # bundled name or folder

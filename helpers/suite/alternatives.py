@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from helpers.checkpoint import Checkpoint
-from helpers.deployment import RELEASES, Deployment, a2a_backends, quantizations, runners
+from helpers.deployment import RELEASES, Deployment, Release, a2a_backends, quantizations, runners
 from helpers.stages.verdict import judge
 
 # How a reader makes each change, cheapest first. The release comes last: it changes more than one value.
@@ -48,5 +48,11 @@ def _neighbours(asked: Deployment) -> Iterator[tuple[str, str | None, Deployment
         if name != asked.quantization and (name is None or name in quantizations(asked.release)):
             yield "quantization", name, replace(asked, quantization=name)
     for release in RELEASES:
-        if release != asked.release and asked.runner in runners(release) and asked.a2a in a2a_backends(release):
+        if release != asked.release and _knows(release, asked):
             yield "sglang", release.version, replace(asked, release=release)
+
+
+def _knows(release: Release, asked: Deployment) -> bool:
+    """Does the release have the values asked? replace() does not validate what it is given."""
+    quantization = asked.quantization is None or asked.quantization in quantizations(release)
+    return quantization and asked.runner in runners(release) and asked.a2a in a2a_backends(release)

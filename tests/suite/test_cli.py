@@ -41,17 +41,17 @@ def test_the_exit_code_is_the_verdict(command, arguments, code):
 
 def test_a_refusal_says_where_and_what_to_do(command):
     out = command("preflight", *REFUSED).stdout
-    assert "REFUSED" in out and "detect passed · admit failed" in out
+    assert "REFUSED" in out and re.search(r"^stages +detect passed · admit failed", out, re.M)
     for field in ("read", "observed", "expected", "why", "source", "remedy"):
         assert re.search(rf"^   {field} +\S", out, re.M), field
     assert "sglang 0.5.15 server_args.py" in out
-    assert "Not examined: load, run." in out
+    assert "Not examined: loading the weights" in out
     assert re.search(r"^   sglang +serves with 0\.5\.16", out, re.M)
 
 
 def test_what_serves_names_what_was_not_examined(command):
     out = command("preflight", "qwen3.5-moe-mixed").stdout
-    assert "SERVES" in out and "Not examined: load, run." in out and "one value changed" not in out
+    assert "SERVES" in out and "Not examined: loading the weights" in out and "one value changed" not in out
 
 
 def test_json_holds_the_question_and_the_answer(command):
@@ -61,6 +61,8 @@ def test_json_holds_the_question_and_the_answer(command):
     assert asked["env"] == {"A": "1", "B": "2"} and asked["gpu"] == "B200" and asked["expect"] == ["serves"]
     assert (answer["outcome"], answer["stage"]) == ("refused", "admit")
     assert list(answer["stages"]) == list(STAGES)
+    assert answer["resolved"]["quantization"] == "modelopt_mixed" and answer["resolved"]["accepted"] is False
+    assert [entry["method"] for entry in answer["resolved"]["experts"]] == ["ModelOptNvFp4FusedMoEMethod"]
     fields = {"id", "stage", "severity", "releases", "read", "observed", "expected", "why", "source", "remedy", "reference"}
     assert answer["findings"] and all(finding.keys() == fields for finding in answer["findings"])
 
