@@ -62,6 +62,12 @@ lab: $(INSTALLED) ## open JupyterLab on notebooks/00_start_here.ipynb
 bench: $(INSTALLED) ## measure everything that has a speed target
 	$(PY) -m benchmarks
 
+sglang: $(INSTALLED) ## install real SGLang releases, to ask them: RELEASES="0.5.15 0.5.23" (default: three of them)
+	@$(PY) -m helpers sglang build $(RELEASES)
+
+differential: $(INSTALLED) ## hold the model here against the real releases: RELEASES=all
+	@$(PY) -m helpers sglang compare $(if $(RELEASES),--releases $(RELEASES))
+
 clean: ## remove runs and caches, not the environment
 	rm -rf runs build .pytest_cache .ruff_cache .hypothesis
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
