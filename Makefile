@@ -32,7 +32,7 @@ help: ## this text
 	@echo "  make validate CHECKPOINT=/models/x SGLANG=0.5.15 RUNNER=flashinfer_cutedsl A2A=deepep GPU=sm_100 EXPECT=refused"
 	@echo "PYTHON=python3.12 chooses the Python, TORCH=torch the torch that is installed (now: $(TORCH))."
 
-env: $(INSTALLED) ## build the environment in $(VENV)
+env: $(INSTALLED) ## build the environment (.venv)
 
 $(INSTALLED): pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found: install Python 3.11 to 3.13, or say make PYTHON=/path/to/python3" >&2; exit 1; }
