@@ -3,11 +3,20 @@
 import shlex
 from dataclasses import fields
 
+from helpers.checkpoint import Checkpoint
 from helpers.deployment import Deployment
 from helpers.deployment.flags import flags
 from helpers.deployment.launch import FIELDS
+from helpers.paths import ROOT
 
 _OWN_FLAGS = ("runner", "a2a", "quantization", "tp", "ep", "dp")
+
+
+def model_path(checkpoint: Checkpoint, asked: str) -> str:
+    """What ``--model-path`` must say: the folder as it was asked for, a bundled one from the repository's root, else the hub's name."""
+    if checkpoint.path is None:
+        return asked.replace("--", "/", 1)
+    return str(checkpoint.path.relative_to(ROOT)) if checkpoint.path.is_relative_to(ROOT) else asked
 
 
 def launch_command(model: str, deployed: Deployment) -> str:

@@ -4,6 +4,7 @@ The figures are drawn with matplotlib's object interface: no global state, and n
 """
 
 import base64
+import html
 import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -44,7 +45,9 @@ def embed(fig: Figure, *, alt: str, rows: Sequence[Mapping[str, object]], captio
         fig.savefig(buffer, format="png", dpi=DPI, facecolor="white")
     data = base64.b64encode(buffer.getvalue()).decode("ascii")
     width = round(fig.get_figwidth() * 96)
-    picture = f'<img src="data:image/png;base64,{data}" alt="{escape(alt)}" width="{width}" style="max-width:100%;height:auto">'
+    picture = (
+        f'<img src="data:image/png;base64,{data}" alt="{html.escape(visible(alt))}" width="{width}" style="max-width:100%;height:auto">'
+    )
     below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
     figure = Markup(f'<figure style="margin:.4em 0">{picture}{below}</figure>', alt)
     return figure + details("The same as a table", markup.table(rows))

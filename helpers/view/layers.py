@@ -33,6 +33,11 @@ class LayerGrid:
                 found.append((column, 1, module.algo))
         return found
 
+    def by_layer(self) -> dict[tuple[str, str], object]:
+        """(layer, module) -> ModuleRoute for an explorer: layers in order, modules of no layer under "none"."""
+        inside = {(str(layer), name): module for (name, layer), module in sorted(self.cells.items(), key=lambda item: item[0][1])}
+        return inside | {("none", module.prefix): module for module in self.outside}
+
     def rows(self) -> list[dict]:
         """The grid as a table: one row for each module name, algorithm and method, with the layers that have it."""
         groups: dict[tuple, list[int]] = {}

@@ -5,12 +5,15 @@ Styles are inline, because JupyterLab drops <style> elements from notebooks it d
 
 import html
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 TABLE = "border-collapse:collapse;table-layout:auto;margin:.4em 0;max-width:100%"
-CELL = "text-align:left;vertical-align:top;line-height:1.35;padding:.3em .7em;overflow-wrap:anywhere;border-bottom:1px solid #8884"
+CELL = "text-align:left;vertical-align:top;line-height:1.35;padding:.3em .7em;overflow-wrap:break-word;border-bottom:1px solid #8884"
 HEAD = CELL + ";border-bottom:2px solid #8888;white-space:nowrap"
-BLOCK = "font-family:monospace;white-space:pre-wrap;overflow-wrap:anywhere;border:1px solid #8886;border-radius:4px;padding:.6em"
+BLOCK = (
+    "font-family:monospace;white-space:pre-wrap;overflow-wrap:anywhere;border:1px solid #8886;border-radius:4px;padding:.6em;margin:.4em 0"
+)
 CAPTION = "caption-side:top;text-align:left;font-weight:600;padding:.2em 0"
 
 
@@ -45,11 +48,17 @@ def escape(value: object) -> str:
         return value.source
     if value is None:
         return "—"
-    return html.escape(visible(value)).replace("\n", "<br>")
+    return _breakable(html.escape(visible(value))).replace("\n", "<br>")
+
+
+def _breakable(escaped: str) -> str:
+    """Long dotted names and paths may be broken after a dot or a slash, so that a narrow column does not cut them anywhere."""
+    return re.sub(r"\S{20,}", lambda long: re.sub(r"([./])(?=\w)", r"\1<wbr>", long[0]), escaped)
 
 
 def code(value: object) -> Markup:
-    return Markup(f'<code style="white-space:pre-wrap;overflow-wrap:anywhere">{html.escape(visible(value))}</code>', visible(value))
+    text = _breakable(html.escape(visible(value)))
+    return Markup(f'<code style="white-space:pre-wrap;overflow-wrap:break-word">{text}</code>', visible(value))
 
 
 def command(value: object) -> Markup:

@@ -101,6 +101,6 @@ RUNNER_MARKS = {
     "marlin": Mark("mar", "marlin", ORANGE),
     "triton": Mark("tri", "triton", PURPLE),
     "deep_gemm": Mark("dg", "deep_gemm", BLUE),
-    "auto": Mark("auto", "auto: nothing resolved it", GREY),
+    "auto": Mark("a", "auto: nothing resolved it", GREY),
     "refused": SEVERITY_MARKS["refused"],
 }

@@ -1,12 +1,12 @@
 """Tables of what the stages returned, as HTML that JupyterLab and nbconvert show alike. Values are escaped: see markup.py."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import reduce
 from operator import add
 
 from helpers.findings import LEGEND, Finding, Verdict, ordered
 from helpers.view.markup import Markup, code, command, details, escape, table
-from helpers.view.palette import SEVERITY_MARKS, STAGE_MARKS, Mark
+from helpers.view.palette import ADMISSION_MARKS, SEVERITY_MARKS, STAGE_MARKS, Mark
 
 
 def mark(state: Mark) -> Markup:
@@ -94,9 +94,38 @@ def legend() -> Markup:
 
 
 def steps(taken: Iterable, caption: str = "Decision, step by step") -> Markup:
-    """The decision steps of a stage: the question, what was read, the value found, and the answer that followed."""
-    rows = [
-        {"#": number, "question": s.question, "read": code(s.read), "value": code(s.value), "answer": s.answer, "source": s.source}
-        for number, s in enumerate(taken, 1)
-    ]
-    return table(rows, caption)
+    """The decision steps of a stage: the question, what was read, the value found, and the answer that followed.
+
+    The source has a column of its own only where it differs from step to step.
+    """
+    taken = list(taken)
+    sources = {step.source for step in taken}
+    rows = []
+    for number, step in enumerate(taken, 1):
+        row = {"#": number, "question": step.question, "read": code(step.read), "value": code(step.value), "answer": step.answer}
+        rows.append(row | ({"source": step.source} if len(sources) > 1 else {}))
+    shown = table(rows, caption)
+    if len(sources) == 1:
+        shown += Markup(f"<p>Source of every step: {escape(taken[0].source)}</p>", f"source: {taken[0].source}")
+    return shown
+
+
+def admission(result) -> Markup:
+    """An Admission: the answer in one line, and the steps to it."""
+    if result.accepted:
+        line = f"runner {result.runner}, all-to-all {result.a2a}, ep {result.ep_size}, quantization {result.quantization}"
+    else:
+        line = f"{result.error}: {result.message}"
+    answer = mark(ADMISSION_MARKS["accepted" if result.accepted else "refused"])
+    return Markup(f"<p>{answer.source} {code(line).source}</p>", f"{answer.plain} {line}") + steps(result.steps)
+
+
+def steps_compared(decisions: Mapping[str, Iterable]) -> Markup:
+    """Several decisions by question, one column each; a row in which they differ is marked, also where one never got to it."""
+    answers = {title: {step.question: f"{step.answer} ({step.value})" for step in taken} for title, taken in decisions.items()}
+    questions = list(dict.fromkeys(question for given in answers.values() for question in given))
+    rows = []
+    for question in questions:
+        row = {title: given.get(question) for title, given in answers.items()}
+        rows.append({"": "≠" if len(set(row.values())) > 1 else "", "question": question} | row)
+    return table(rows, "Answers side by side; ≠ where they differ")

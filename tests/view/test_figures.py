@@ -130,6 +130,14 @@ def test_grid_keeps_a_second_stack_apart_and_puts_modules_of_no_layer_outside():
     assert [(row["layers"], row["count"], row["algorithm"]) for row in experts] == [("0, 2-3", 3, "NVFP4"), ("1", 1, None)]
 
 
+def test_every_module_can_be_picked_by_layer_and_name():
+    found = modules(12)
+    picked = layers.grid(found).by_layer()
+    assert sorted(m.prefix for m in picked.values()) == sorted(m.prefix for m in found)
+    assert list(dict.fromkeys(layer for layer, _ in picked)) == [*map(str, range(12)), "none"]
+    assert picked["0", "mtp.layers: mlp.experts"].prefix == "mtp.layers.0.mlp.experts"
+
+
 def test_grid_of_nothing():
     assert layers.grid([]).rows() == []
 

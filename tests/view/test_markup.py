@@ -2,6 +2,7 @@
 
 import json
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -69,8 +70,14 @@ def test_control_characters_are_spelled_out():
 
 def test_a_table_shows_the_columns_asked_for_in_order_and_says_when_it_is_empty():
     rows = [{"a": 1, "b": None, "c": 3}]
-    assert [w for w in Reader(markup.table(rows, columns=["c", "b"]).source).words] == ["c", "b", "3", "—"]
+    assert Reader(markup.table(rows, columns=["c", "b"]).source).words == ["c", "b", "3", "—"]
     assert Reader(markup.table([], "Findings").source).words == ["Findings: none"]
+
+
+def test_long_names_may_be_broken_at_their_dots_and_read_the_same():
+    shown = markup.code("model.layers.0.mlp.experts")
+    assert shown.source.count("<wbr>") == 4
+    assert "".join(Reader(shown.source).words) == "model.layers.0.mlp.experts"
 
 
 def test_an_excerpt_says_how_much_it_left_out():
@@ -108,3 +115,19 @@ def test_verdict_says_outcome_reason_remedy_and_what_was_not_examined():
     assert "script" not in Reader(shown).elements
     nothing_against = "".join(Reader(tables.verdict(Verdict((), frozenset({"detect"})), "x").source).words)
     assert "serves" in nothing_against and "Decided by" not in nothing_against
+
+
+def test_compared_steps_mark_the_rows_that_differ():
+    def step(question, answer):
+        return SimpleNamespace(question=question, value="v", answer=answer)
+
+    shown = tables.steps_compared({"old": [step("a", "yes"), step("b", "no")], "new": [step("a", "yes"), step("b", "yes"), step("c", "x")]})
+    assert shown.plain.splitlines()[2:] == [" | a | yes (v) | yes (v)", "≠ | b | no (v) | yes (v)", "≠ | c | — | x (v)"]
+
+
+def test_a_source_that_all_steps_share_is_said_once():
+    def step(source):
+        return SimpleNamespace(question="q", read="r", value="v", answer="a", source=source)
+
+    assert tables.steps([step("same.py"), step("same.py")]).plain.count("same.py") == 1
+    assert tables.steps([step("one.py"), step("two.py")]).plain.splitlines()[1] == "# | question | read | value | answer | source"
