@@ -1,6 +1,7 @@
 """What is on disk or on the hub: the two JSON copies, safetensors headers, layer map and expert-block geometry. No weight is read."""
 
 from helpers.checkpoint.checkpoint import Checkpoint
+from helpers.checkpoint.describe import fact_rows, module_rows, tensor_rows
 from helpers.checkpoint.geometry import ExpertGeometry
 from helpers.checkpoint.layer_map import LayerMap
 from helpers.checkpoint.names import KINDS, layer_of, module_kind, prefix_family, split_expert
@@ -13,11 +14,14 @@ __all__ = [
     "ExpertGeometry",
     "LayerMap",
     "TensorTable",
+    "fact_rows",
     "from_configs",
     "known_checkpoints",
     "layer_of",
     "module_kind",
+    "module_rows",
     "open_checkpoint",
     "prefix_family",
     "split_expert",
+    "tensor_rows",
 ]

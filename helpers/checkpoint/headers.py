@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 
 from helpers.checkpoint.files import open_regular, read_exactly
-from helpers.checkpoint.tensor_table import DTYPE_BITS, TensorTable, bits_of
+from helpers.checkpoint.tensor_table import DTYPE_BITS, TensorTable
 
 MAX_HEADER_BYTES = 100_000_000  # safetensors refuses a longer one
 
@@ -74,7 +74,7 @@ def parse_header(header: bytes) -> Header:
     metadata, tensors = _split_metadata(header)
     try:
         entries = _ENTRIES.decode(tensors)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _parse_carefully(header)
     if tensors.count(b":") != 4 * len(entries) or "__metadata__" in entries or not _strings(metadata):
         return _parse_carefully(header)
@@ -87,15 +87,21 @@ def _split_metadata(header: bytes) -> tuple[object, bytes]:
     if not header.startswith(opening):
         return {}, header
     end = header.find(b"}") + 1
-    rest = end + (header[end : end + 1] == b",")
     try:
-        return json.loads(header[len(opening) : end]), b"".join((b"{", memoryview(header)[rest:]))
+        metadata = json.loads(header[len(opening) : end])
     except ValueError:  # a brace inside a string, or no JSON at all: the careful way tells
         return {}, header
+    if header[end : end + 1] != b",":
+        return {}, header
+    return metadata, b"".join((b"{", memoryview(header)[end + 1 :]))
 
 
 def _strings(metadata: object) -> bool:
     return isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is Python's JSON, not JSON")
 
 
 class _Pairs(list):
@@ -104,7 +110,7 @@ class _Pairs(list):
 
 def _parse_carefully(header: bytes) -> Header:
     try:
-        parsed = json.loads(header.decode(), object_pairs_hook=_Pairs)
+        parsed = json.loads(header.decode(), object_pairs_hook=_Pairs, parse_constant=_refuse_constant)
     except RecursionError:
         raise HeaderError("the header is nested too deeply") from None
     except ValueError as error:
@@ -143,24 +149,32 @@ def _careful_entry(name: str, pairs: object) -> Entry:
 
 
 def _naturals(value: object) -> bool:
-    return type(value) is list and all(type(number) is int and 0 <= number < 2**63 for number in value)
+    return type(value) is list and all(type(number) is int and 0 <= number < 2**64 for number in value)
 
 
 class _Forms(dict):
-    """(dtype, shape) -> its number, in order of appearance. sizes: number -> bytes of such a tensor, or -1 when not whole bytes."""
+    """(dtype, shape) -> its number, in order of appearance. sizes: number -> bytes of such a tensor, a fraction where F4 makes one."""
 
     def __init__(self):
         super().__init__()
-        self.sizes: list[int] = []
+        self.sizes: list[float] = []
 
     def __missing__(self, form: tuple[str, tuple[int, ...]]) -> int:
         dtype, shape = form
-        if any(size < 0 for size in shape):
-            raise HeaderError(f"a tensor of dtype {dtype} has the negative shape {shape}")
-        bits = bits_of(dtype, shape)
-        self.sizes.append(-1 if bits % 8 else bits // 8)
+        bits = DTYPE_BITS[dtype] * _elements(dtype, shape)
+        self.sizes.append(bits / 8 if bits % 8 else bits // 8)
         self[form] = number = len(self.sizes) - 1
         return number
+
+
+def _elements(dtype: str, shape: tuple[int, ...]) -> int:
+    """safetensors computes in 64 bits and refuses what does not fit, even where a later dimension is 0."""
+    elements = 1
+    for size in shape:
+        elements *= size
+        if size < 0 or size >= 2**64 or elements >= 2**64:
+            raise HeaderError(f"a tensor of {dtype} has the impossible shape {list(shape)}")
+    return elements
 
 
 class TableBuilder:
@@ -208,27 +222,26 @@ class TableBuilder:
         )
 
 
-def _lie_in_order(sizes: list[int], offsets: list[tuple[int, int]], starts: list[int], data_bytes: int) -> bool:
+def _lie_in_order(sizes: list[float], offsets: list[tuple[int, int]], starts: list[int], data_bytes: int) -> bool:
     """Whether the tensors follow each other from the first byte to the last, each as long as its dtype and shape say."""
     ends = list(accumulate(sizes))
     return starts == [0, *ends][:-1] and [end for _, end in offsets] == ends and (ends or [0])[-1] == data_bytes
 
 
-def examine_layout(entries: dict[str, Entry], sizes: list[int], data_bytes: int) -> str:
+def examine_layout(entries: dict[str, Entry], sizes: list[float], data_bytes: int) -> str:
     """The first thing that safetensors would refuse about where the tensors lie; "" when they only stand in another order."""
     position = 0
     for (start, end), name, size in sorted(
         (entry.data_offsets, name, size) for (name, entry), size in zip(entries.items(), sizes, strict=True)
     ):
         if start != position:
-            where = "overlaps the tensor before it" if start < position else "leaves a hole before it"
+            where = "lies before the data" if start < 0 else "overlaps the tensor before it" if start < position else "leaves a hole"
             return f"tensor {name!r} begins at byte {start:,} where {position:,} is expected: it {where}"
         if end < start:
             return f"tensor {name!r} ends at byte {end:,}, before its beginning at {start:,}"
         if end - start != size:
             entry = entries[name]
-            needs = f"{size:,} bytes" if size >= 0 else "no whole number of bytes"
-            return f"tensor {name!r} has {end - start:,} bytes, and {entry.dtype} {list(entry.shape)} takes {needs}"
+            return f"tensor {name!r} has {end - start:,} bytes, and {entry.dtype} {list(entry.shape)} takes {size:,}"
         position = end
     if position != data_bytes:
         return f"the tensors take {position:,} bytes, and the file has {data_bytes:,} after its header"

@@ -79,22 +79,21 @@ def read_index_shards(index: Path) -> set[str]:
 def _scan_shards(raw: bytes) -> set[str] | None:
     """The distinct values of weight_map without building its 400,000 keys; None when only a full parse can be sure.
 
-    Exact when no string has an escape and each belongs to a pair, which makes four quotes a pair: then a value is what follows a
-    colon and a quote.
+    A value follows a colon and a quote. A key that ends in a colon would be mistaken for that, and what lies between it and the next
+    quote for a value; it then holds the punctuation between two strings, which no shard's name does. Strings without escapes that all
+    belong to pairs make four quotes a pair.
     """
     if b"\\" in raw:
         return None
     try:
-        pairs = msgspec.json.decode(raw, type=_Index).weight_map
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        pairs = bytes(msgspec.json.decode(raw, type=_Index).weight_map)
+        values = re.findall(rb':\s*"([^"]*)"', pairs)
+        shards = {value.decode() for value in set(values)}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    values = re.findall(rb':\s*"([^"]*)"', pairs)
-    if 4 * len(values) != raw.count(b'"', raw.find(b'"weight_map"') + 12):
+    if not pairs.startswith(b"{") or 4 * len(values) != pairs.count(b'"') or set(":,{}") & set("".join(shards)):
         return None
-    try:
-        return {value.decode() for value in set(values)}
-    except UnicodeDecodeError:
-        return None
+    return shards
 
 
 def parse_index(raw: bytes, index: Path) -> dict[str, str]:
