@@ -4,6 +4,7 @@ Started by helpers/sglang/client.py. Imports nothing of this repository but the 
 """
 
 import functools
+import gc
 import json
 import os
 import sys
@@ -53,6 +54,8 @@ def imported():
             if error.name != f"sglang.srt.{name}" and not f"sglang.srt.{name}".startswith(f"{error.name}."):
                 raise
     logging.disable(logging.CRITICAL)
+    gc.collect()
+    gc.freeze()  # what the imports made stays: no collection walks it again, and forked children share it
     return {
         "sglang": sglang.__version__,
         "transformers": transformers.__version__,

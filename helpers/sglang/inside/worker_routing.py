@@ -6,6 +6,7 @@ class on the meta device (shapes without memory) and notes every call that its c
 
 import inspect
 import tempfile
+import types
 
 import torch
 import worker_arguments
@@ -21,10 +22,10 @@ def import_models():
 class _OnMeta(TorchFunctionMode):
     """Every tensor that a constructor makes is on the meta device, wherever it was asked for; a value read from one is a dummy."""
 
-    MAKERS = frozenset("empty zeros ones full arange tensor randn rand linspace eye empty_strided".split())
-    READERS = {"item": 0, "equal": True, "allclose": True, "__bool__": False}
+    MAKERS = frozenset(("empty", "zeros", "ones", "full", "arange", "tensor", "randn", "rand", "linspace", "eye", "empty_strided"))
+    READERS = types.MappingProxyType({"item": 0, "equal": True, "allclose": True, "__bool__": False})
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(self, func, classes, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
         if name == "cuda":
@@ -153,14 +154,17 @@ def methods(quant_config, modules):
     for prefix, kind in modules:
         try:
             method = quant_config.get_quant_method(layers[kind], prefix)
-            answers.append(type(method).__name__ if method is not None else None)
+            answers.append(_class_name(method))
         except Exception as error:  # noqa: BLE001  the release's exception is the answer
             answers.append(worker_arguments.refusal_of(error))
     return answers
 
 
 def build(config, model_class, quant_config):
-    """{"modules": [[prefix, layer class, method class or None], …] as asked, "experts": the MoE layers, "failure": or None}."""
+    """{"modules": [[prefix, layer class, method class or None], …], "experts": the MoE layers, "failure": or None}.
+
+    modules: every layer that asked the quantization config for its method, with the method it ended up with.
+    """
     from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
 
     asked = []
@@ -169,7 +173,7 @@ def build(config, model_class, quant_config):
 
         def noting(layer, prefix="", *args, **kwargs):
             method = original(layer, prefix, *args, **kwargs)
-            asked.append([prefix, type(layer).__name__, type(method).__name__ if method is not None else None])
+            asked.append((prefix, layer, method))
             return method
 
         quant_config.get_quant_method = noting
@@ -177,11 +181,12 @@ def build(config, model_class, quant_config):
     torch.cuda.current_stream = lambda *args, **kwargs: _Silent()
     torch.cuda.synchronize = lambda *args, **kwargs: None
     torch.set_default_dtype(torch.bfloat16)
+    model, failure = None, None
     try:
         with torch.device("meta"), _OnMeta():
             model = model_class(config=config.hf_config, quant_config=quant_config)
     except Exception as error:  # noqa: BLE001  the release's exception is the answer
-        return {"modules": asked, "experts": [], "failure": worker_arguments.refusal_of(error)}
+        failure = worker_arguments.refusal_of(error)
     experts = [
         {
             "name": name,
@@ -190,10 +195,15 @@ def build(config, model_class, quant_config):
             "deprecate_flag": getattr(layer, "deprecate_flag", None),
             "runner": _runner_of(layer),
         }
-        for name, layer in model.named_modules()
+        for name, layer in (model.named_modules() if model is not None else ())
         if isinstance(layer, FusedMoE)
     ]
-    return {"modules": asked, "experts": experts, "failure": None}
+    modules = [[prefix, type(layer).__name__, _class_name(getattr(layer, "quant_method", method))] for prefix, layer, method in asked]
+    return {"modules": modules, "experts": experts, "failure": failure}
+
+
+def _class_name(method):
+    return type(method).__name__ if method is not None else None
 
 
 def _runner_of(layer):

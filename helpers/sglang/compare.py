@@ -1,0 +1,172 @@
+"""Holds helpers.stages equal to the real releases: the same questions to both, and every difference named."""
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from helpers.checkpoint import Checkpoint
+from helpers.sglang.client import Answer, ModelAnswer, Worker
+from helpers.sglang.matrix import Question
+from helpers.stages.admit import admit
+from helpers.stages.detect import detect
+from helpers.stages.route import route
+
+# The environment variables that Admission.env may name. A release sets others too (caches, logs, compile switches), which no
+# rule of the MoE path reads.
+VARIABLES = frozenset(
+    (
+        "SGLANG_MOE_NVFP4_DISPATCH",
+        "SGLANG_OPT_FIX_MEGA_MOE_MEMORY",
+        "SGLANG_MORI_EP_V2",
+        "NCCL_CUMEM_ENABLE",
+        "NVSHMEM_REMOTE_TRANSPORT",
+        "NVSHMEM_IB_ENABLE_IBGDA",
+        "NVSHMEM_DISABLE_LOCAL_ONLY_PROXY",
+    )
+)
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """One question that the model and the release answer differently. differences: field -> (model's, release's)."""
+
+    release: str
+    subject: str
+    question: str
+    differences: tuple[tuple[str, object, object], ...]
+
+    @property
+    def group(self) -> tuple:
+        """What disagreements with one cause share: the fields, and the two answers where they are short."""
+        return (self.release, tuple((name, str(model)[:90], str(real)[:90]) for name, model, real in self.differences))
+
+    def __str__(self):
+        lines = "".join(f"\n    {name}: model {model!r}, release {real!r}" for name, model, real in self.differences)
+        return f"sglang {self.release}, {self.question}{lines}"
+
+
+class Folders:
+    """A folder for each checkpoint that real SGLang can be pointed at: its own, or its configurations written to a scratch place."""
+
+    def __init__(self, scratch: Path):
+        self._scratch = scratch
+        self._known: dict[int, tuple[Checkpoint, Path]] = {}
+
+    def __call__(self, checkpoint: Checkpoint) -> Path:
+        known = self._known.get(id(checkpoint))
+        if known is None:
+            known = self._known[id(checkpoint)] = (checkpoint, self._folder(checkpoint))
+        return known[1]
+
+    def _folder(self, checkpoint: Checkpoint) -> Path:
+        if checkpoint.path is not None and (checkpoint.path / "config.json").is_file():
+            return checkpoint.path
+        config, quant = json.dumps(checkpoint.config), json.dumps(checkpoint.hf_quant)
+        folder = self._scratch / hashlib.sha256((config + quant).encode()).hexdigest()[:16]
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            (folder / "config.json").write_text(config)
+            if checkpoint.hf_quant is not None:
+                (folder / "hf_quant_config.json").write_text(quant)
+        return folder
+
+
+@contextmanager
+def folders() -> Iterator[Folders]:
+    with tempfile.TemporaryDirectory(prefix="nvfp4-moe-") as scratch:
+        yield Folders(Path(scratch))
+
+
+def compare_arguments(worker: Worker, questions: Iterable[Question], folder: Folders) -> Iterator[Disagreement | None]:
+    """None or the disagreement, for each question, in order."""
+    questions = list(questions)
+    answers = worker.arguments_of((folder(question.checkpoint), question.deployment) for question in questions)
+    for question, answer in zip(questions, answers, strict=True):
+        checkpoint, deployment = question.checkpoint, question.deployment
+        model = model_answer(checkpoint, deployment)
+        real = real_answer(answer, deployment)
+        differences = _differences(model, real)
+        yield Disagreement(worker.release, checkpoint.name, str(question), differences) if differences else None
+
+
+def model_answer(checkpoint: Checkpoint, deployment) -> dict:
+    """What helpers.stages says to a launch, in the fields that are compared."""
+    admission = admit(checkpoint, detect(checkpoint, deployment.release), deployment)
+    if not admission.accepted:
+        return {"accepted": False, "error": admission.error, "message": admission.message, "source": _place(admission.error_source)}
+    return {
+        "accepted": True,
+        "quantization": admission.quantization,
+        "model_quantization": admission.model_quantization,
+        "runner": admission.runner,
+        "a2a": admission.a2a,
+        "ep_size": admission.ep_size,
+        "deepep_mode": admission.deepep_mode,
+        "chunked_prefill_size": admission.chunked_prefill_size,
+        "disable_shared_experts_fusion": admission.disable_shared_experts_fusion,
+        "env": admission.env,
+    }
+
+
+def _place(source: str) -> str:
+    """``sglang 0.5.16 server_args.py: _handle_moe_kernel_config`` without its first two words."""
+    return source.split(" ", 2)[2] if source.count(" ") >= 2 else source
+
+
+def real_answer(answer: Answer, deployment) -> dict:
+    """A release's answer in the same fields."""
+    if not answer.accepted:
+        place = f"{answer.file}: {answer.function}"
+        return {"accepted": False, "error": answer.error, "message": answer.message, "source": place}
+    resolved = answer.resolved
+    return {
+        "accepted": True,
+        "quantization": answer.quantization,
+        "model_quantization": answer.model_quantization,
+        "runner": answer.runner,
+        "a2a": answer.a2a,
+        "ep_size": answer.ep_size,
+        "deepep_mode": resolved["deepep_mode"],
+        "chunked_prefill_size": resolved["chunked_prefill_size"],
+        "disable_shared_experts_fusion": resolved["disable_shared_experts_fusion"],
+        "env": {name: value for name, value in answer.env.items() if name in VARIABLES},
+    }
+
+
+def _differences(model: dict, real: dict) -> tuple[tuple[str, object, object], ...]:
+    if model["accepted"] != real["accepted"]:  # the other fields follow from that
+        return (("accepted", model.get("message", True), real.get("message", True)),)
+    return tuple((name, model[name], real[name]) for name in model if model[name] != real[name])
+
+
+def compare_routing(worker: Worker, checkpoint: Checkpoint, deployment, folder: Folders) -> tuple[int, list[Disagreement]]:
+    """How many modules were compared, and where the model's routing and the built model differ."""
+    real = worker.model(folder(checkpoint), deployment)
+    detection = detect(checkpoint, deployment.release)
+    routing = route(checkpoint, detection, deployment.release)
+    differences = routing_differences(routing, real)
+    question = f"{checkpoint.name}: modules"
+    found = [Disagreement(worker.release, checkpoint.name, question, (difference,)) for difference in differences]
+    return len(real.modules), found
+
+
+def routing_differences(routing, real: ModelAnswer) -> Iterator[tuple[str, object, object]]:
+    """(what, the model's, the release's) for whatever is not equal."""
+    refusal = real if not real.accepted else None
+    failure = {"error": real.error, "message": real.message} if refusal else real.failure or {"error": "", "message": ""}
+    if (routing.error, routing.message) != (failure["error"], failure["message"]):
+        yield ("load", f"{routing.error}: {routing.message}", f"{failure['error']}: {failure['message']}")
+    if failure["error"]:
+        return
+    if routing.quant_config != (real.quant_config or ""):
+        yield ("quant_config", routing.quant_config, real.quant_config)
+    asked = {prefix: method for prefix, _, method in real.modules}
+    modelled = {module.prefix: module.method or None for module in routing.modules if module.prefix in asked or not module.unless}
+    for prefix in dict.fromkeys((*asked, *modelled)):
+        model, built = modelled.get(prefix, "no such module"), asked.get(prefix, "no such module")
+        if model != built:
+            yield (prefix, model, built)
