@@ -74,24 +74,31 @@ def _given_twice(file: str, keys: tuple[str, ...]) -> list[Finding]:
 def copies_read_by_sglang(config: dict, hf_quant: dict | None) -> tuple[str, str, str]:
     """(copy that names the quantisation, copy that the layers are built from, why): "config.json", "hf_quant_config.json" or "none".
 
-    The same in all releases from 0.5.11 to 0.5.23 (sglang 0.5.16 model_config.py: _parse_quant_hf_config; weight_utils.py:
-    get_quant_config): the inline copy wins, but a mixed checkpoint's layers are built from it only when it has both
-    ``quantized_layers`` and a key for the KV cache.
+    From 0.5.15 to 0.5.23 (sglang 0.5.16 model_config.py: _parse_quant_hf_config; weight_utils.py: get_quant_config): the inline copy
+    wins, except that the layers of what it names modelopt_mixed need a key for the KV cache there too. Older releases call only
+    NemotronH mixed; what a release makes of it is the detect stage.
     """
     inline = inline_quantization(config)
     if inline is None:
         if hf_quant is None:
             return "none", "none", "neither config.json nor hf_quant_config.json says anything about quantisation"
         return QUANT, QUANT, "config.json has no quantization_config"
-    mixed = str(inline.get("quant_algo", "")).upper() == "MIXED_PRECISION" and inline.get("quant_method", "modelopt") == "modelopt"
-    if not mixed:
-        return CONFIG, CONFIG, "config.json has a quantization_config, and it is not a mixed one"
-    lacking = [] if "quantized_layers" in inline else ["quantized_layers"]
-    if not {"kv_cache_quant_algo", "kv_cache_scheme"} & inline.keys():
-        lacking.append("kv_cache_quant_algo or kv_cache_scheme")
-    if lacking and hf_quant is not None:
-        return CONFIG, QUANT, f"the mixed quantization_config in config.json lacks {' and '.join(lacking)}"
-    return CONFIG, CONFIG, "the mixed quantization_config in config.json is complete" if not lacking else "there is no other copy"
+    if not _is_mixed(inline):
+        return CONFIG, CONFIG, "config.json has a quantization_config, and no map with NVFP4 in it"
+    if {"kv_cache_quant_algo", "kv_cache_scheme"} & inline.keys():
+        return CONFIG, CONFIG, "the map in config.json comes with a key for the KV cache"
+    if hf_quant is None:
+        return CONFIG, CONFIG, "there is no other copy, although the map in config.json lacks a key for the KV cache"
+    return CONFIG, QUANT, "the map in config.json lacks kv_cache_quant_algo and kv_cache_scheme"
+
+
+def _is_mixed(inline: dict) -> bool:
+    """Whether SGLang calls the inline copy modelopt_mixed (sglang 0.5.16 model_config.py: _parse_modelopt_quant_config)."""
+    if inline.get("quant_algo") != "MIXED_PRECISION" or inline.get("quant_method", "modelopt") != "modelopt":
+        return False
+    layers = inline.get("quantized_layers")
+    entries = [entry for entry in layers.values() if isinstance(entry, dict)] if isinstance(layers, dict) else []
+    return any(str(entry.get("quant_algo")).upper() in ("NVFP4", "W4A16_NVFP4") for entry in entries)
 
 
 def inline_quantization(config: dict) -> dict | None:
