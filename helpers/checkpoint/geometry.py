@@ -19,6 +19,7 @@ SHARED_INTERMEDIATE = (
 EXPERT_HIDDEN = ("moe_latent_size", "routed_expert_hidden_size")
 ACTIVATION = ("mlp_hidden_act", "hidden_act", "hidden_activation")
 LAYERS = ("num_hidden_layers", "n_layers", "n_layer")
+MOST_LAYERS = 10_000  # a bound, because a list is made of them
 MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 
 # Where a family keeps its block of experts inside a layer; the rest say "mlp.experts".
@@ -145,21 +146,31 @@ def _shared(text: dict, model_type: str, intermediate: int) -> tuple[int, int]:
 
 def _moe_layers(text: dict) -> tuple[int, tuple[int, ...]]:
     """(number of decoder layers, indices of those with routed experts), by whichever rule the model's family writes down."""
-    pattern = text.get("hybrid_override_pattern") or text.get("layers_block_type")
+    pattern = _listed(text, "hybrid_override_pattern", (str, list)) or _listed(text, "layers_block_type", (str, list))
     if pattern:
-        marks = ("E", "moe")
-        return len(pattern), tuple(i for i, mark in enumerate(pattern) if mark in marks)
+        return len(pattern), tuple(i for i, mark in enumerate(pattern) if mark in ("E", "moe"))
     layers = _needed(text, LAYERS)
-    kinds = text.get("mlp_layer_types")
+    if layers > MOST_LAYERS:
+        raise InputError(f"config.json: num_hidden_layers is {layers}, more than any model has; restore the model's own config.json")
+    kinds = _listed(text, "mlp_layer_types")
     if kinds:
         return layers, tuple(i for i, kind in enumerate(kinds[:layers]) if kind == "sparse")
-    frequency = text.get("moe_layer_freq")
-    if isinstance(frequency, list):
-        return layers, tuple(i for i, flag in enumerate(frequency[:layers]) if flag)
-    if isinstance(text.get("moe_layers"), list):
-        return layers, tuple(text["moe_layers"])
+    if isinstance(text.get("moe_layer_freq"), list):
+        return layers, tuple(i for i, flag in enumerate(text["moe_layer_freq"][:layers]) if flag)
+    named = _listed(text, "moe_layers")
+    if named:
+        if not all(type(layer) is int for layer in named):
+            raise InputError(f"config.json: moe_layers is {named!r}, not a list of layer numbers; restore the model's own config.json")
+        return layers, tuple(named)
     first = _size(text, ("first_k_dense_replace",))
-    dense = set(text.get("mlp_only_layers") or ())
+    dense = _listed(text, "mlp_only_layers") or ()
     step = _size(text, ("decoder_sparse_step", "interleave_moe_layer_step")) or 1
     every = _size(text, ("moe_layer_freq",)) or 1
     return layers, tuple(i for i in range(first, layers) if (i + 1) % step == 0 and i % every == 0 and i not in dense)
+
+
+def _listed(text: dict, key: str, kinds: tuple[type, ...] = (list,)) -> list | str | None:
+    value = text.get(key)
+    if value is not None and not isinstance(value, kinds):
+        raise InputError(f"config.json: {key} is {value!r}, not a list; restore the model's own config.json")
+    return value
