@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 from helpers.checkpoint.config_copies import CONFIG, QUANT
 from helpers.checkpoint.geometry import ExpertGeometry
 from helpers.checkpoint.layer_map import LayerMap, same_format
-from helpers.checkpoint.names import layer_of, module_kind
+from helpers.checkpoint.names import layer_of, module_kind, some
 from helpers.checkpoint.tensor_modules import ExpertBlock, TensorModules
 from helpers.findings import Finding
 
 if TYPE_CHECKING:
     from helpers.checkpoint.checkpoint import Checkpoint
 
-SHOWN = 4  # examples in one finding
 DOWN = ("down_proj", "w2")
 GATED_UP = ("gate_up_proj", "w13")
 GATE = ("gate_proj", "w1", *GATED_UP)
@@ -38,18 +37,6 @@ def compare(checkpoint: "Checkpoint") -> tuple[Finding, ...]:
         if checkpoint.geometry is not None:
             findings += geometry_against_shapes(checkpoint.geometry, checkpoint.modules, checkpoint.tensors.complete)
     return tuple(finding for finding in findings if finding)
-
-
-def some(names: Iterable[str]) -> str:
-    """The first few, and how many more."""
-    names = list(names)
-    more = len(names) - SHOWN
-    return ", ".join(map(printable, names[:SHOWN])) + (f" and {more:,} more" if more > 0 else "")
-
-
-def printable(name: str) -> str:
-    """A name with what a terminal cannot show written out: ModelOpt's corrupted ones hold a NUL."""
-    return name if name.isprintable() else repr(name)[1:-1]
 
 
 def copies_disagree(checkpoint: "Checkpoint") -> Finding | None:

@@ -90,3 +90,11 @@ def module_kind(name: str, layers: int | None = None) -> str:
     if parts & _MLP:
         return "dense mlp"
     return "other"
+
+
+def some(names: Iterable[str], shown: int = 4) -> str:
+    """The first few names for a message, and how many more; what a terminal cannot show (ModelOpt's NUL) is written out."""
+    names = list(names)
+    more = len(names) - shown
+    first = ", ".join(name if name.isprintable() else repr(name)[1:-1] for name in names[:shown])
+    return first + (f" and {more:,} more" if more > 0 else "")

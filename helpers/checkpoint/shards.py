@@ -6,13 +6,14 @@ name (sglang 0.5.16 weight_utils.py: filter_duplicate_safetensors_files). What S
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from helpers.checkpoint.files import read_limited
 from helpers.checkpoint.headers import HeaderError, TableBuilder, read_header, without_gc
+from helpers.checkpoint.names import some
 from helpers.checkpoint.tensor_table import TensorTable
 from helpers.errors import InputError
 from helpers.findings import Finding
@@ -20,7 +21,6 @@ from helpers.findings import Finding
 INDEX = "model.safetensors.index.json"
 MAX_INDEX_BYTES = 2**30  # 400,000 tensors take 43 MB
 LOADER = "sglang 0.5.16 weight_utils.py: filter_duplicate_safetensors_files"
-SHOWN = 4
 
 
 class _Index(msgspec.Struct):
@@ -160,13 +160,6 @@ def _gaps(files: list[str]) -> list[str]:
             if (name := f"{stem}{number:05d}-of-{total}.safetensors") not in have
         ]
     return sorted(gaps)
-
-
-def some(names: Iterable[str]) -> str:
-    """The first few names, and how many more."""
-    names = list(names)
-    more = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _no_weights(folder: Path, named: set[str] | None) -> list[Finding]:
