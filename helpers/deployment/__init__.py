@@ -4,6 +4,7 @@ from helpers.deployment.deployment import Deployment
 from helpers.deployment.flags import a2a_backends, quantizations, runners
 from helpers.deployment.gpus import DEFAULT_GPU, GPUS, Gpu, gpu
 from helpers.deployment.launch import parse_launch
+from helpers.deployment.model_types import releases_with
 from helpers.deployment.plain import deployment
 from helpers.deployment.releases import DEFAULT_RELEASE, RELEASES, Release, release
 
@@ -21,5 +22,6 @@ __all__ = [
     "parse_launch",
     "quantizations",
     "release",
+    "releases_with",
     "runners",
 ]

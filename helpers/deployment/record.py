@@ -1,14 +1,15 @@
-"""Record one installed SGLang release's command line flags into data/flags.json.
+"""Record what one installed SGLang release knows: its command line flags and its model types, into data/.
 
     PYTHONPATH=<folder that holds sglang> <its python> -m helpers.deployment.record 0.5.23
 
-Runs under the release's own Python, so it needs nothing but the standard library and that release. A flag whose shape did
-not change keeps one entry and its ``last`` moves on; recording a release twice changes nothing.
+Runs under the release's own Python, with the transformers it pins, so it needs nothing but the standard library and that release.
+A flag whose shape did not change keeps one entry and its ``last`` moves on; recording a release twice changes nothing.
 """
 
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 DATA = Path(__file__).resolve().parents[2] / "data"
@@ -50,8 +51,25 @@ def merged(table: dict[str, list[dict]], version: str, order: list[str], flags: 
     return dict(sorted(table.items()))
 
 
-def written(table: dict[str, list[dict]]) -> str:
-    """One flag a line, so that a new release is a readable difference."""
+def model_types_of_installed_release() -> list[str]:
+    """Every ``model_type`` of a config.json that this release's transformers, with SGLang's own additions, has a class for."""
+    import sglang.srt.configs.model_config  # noqa: F401  registers SGLang's own
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    return sorted(CONFIG_MAPPING.keys())
+
+
+def spans(table: dict[str, dict], version: str, order: list[str], names: list[str]) -> dict[str, dict]:
+    """name -> first and last release that has it. A name that went away and came back keeps its whole span."""
+    for name in names:
+        known = table.setdefault(name, {"first": version, "last": version})
+        known["first"] = min(known["first"], version, key=order.index)
+        known["last"] = max(known["last"], version, key=order.index)
+    return dict(sorted(table.items()))
+
+
+def written(table: dict) -> str:
+    """One name a line, so that a new release is a readable difference."""
     lines = (f"{json.dumps(name)}: {json.dumps(shapes)}" for name, shapes in table.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
@@ -65,9 +83,13 @@ def main() -> None:
     order = [entry["version"] for entry in tomllib.loads((DATA / "releases.toml").read_text())["release"]]
     if version not in order:
         sys.exit(f"add {version} to data/releases.toml first")
-    path = DATA / "flags.json"
-    table = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(written(merged(table, version, order, flags_of_installed_release())))
+    _record("flags.json", lambda table: merged(table, version, order, flags_of_installed_release()))
+    _record("model_types.json", lambda table: spans(table, version, order, model_types_of_installed_release()))
+
+
+def _record(file: str, add: Callable[[dict], dict]) -> None:
+    path = DATA / file
+    path.write_text(written(add(json.loads(path.read_text()) if path.exists() else {})))
 
 
 if __name__ == "__main__":

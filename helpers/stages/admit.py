@@ -19,11 +19,12 @@ from helpers.stages.admission.allowlists import kernel_rules
 from helpers.stages.admission.budget import budget_rules
 from helpers.stages.admission.facts import Facts
 from helpers.stages.admission.families import architecture_rules
+from helpers.stages.admission.model_config import model_config_rules
 from helpers.stages.admission.remedies import finding
 from helpers.stages.admission.resolution import Refused, Resolution
 from helpers.stages.admission.sizes import memory_rules, parallel_rules
 from helpers.stages.admission.sources import source
-from helpers.stages.detect import Detection, verify_flag
+from helpers.stages.detect import Detection
 from helpers.stages.steps import Step
 
 
@@ -100,7 +101,7 @@ def _resolve(r: Resolution) -> None:
     early_rules(r)
     _defaults(r)
     memory_rules(r)
-    _model_config(r)
+    model_config_rules(r)
     architecture_rules(r)
     parallel_rules(r)
     kernel_rules(r)
@@ -118,16 +119,6 @@ def _defaults(r: Resolution) -> None:
         r.decide("defaults", "quantization", None, question, "--quantization", "unquant")
     else:
         r.note("defaults", question, "--quantization", r.quantization, "kept as it is: this text is what the allowlists will read")
-
-
-def _model_config(r: Resolution) -> None:
-    """ModelConfig reconciles the flag with the checkpoint. The arguments keep the flag, whatever it says."""
-    verified = verify_flag(r.facts.detection, r.quantization, r.release)
-    question, read = "does the flag agree with the checkpoint?", "--quantization, quant_method"
-    if verified.error:
-        r.refuse("model_config", verified.error, verified.message, question, read, r.quantization)
-    r.model_quantization = verified.quantization
-    r.note("model_config", question, read, r.quantization, f"the layers will be {verified.quantization}")
 
 
 def _marlin_lora(r: Resolution) -> None:

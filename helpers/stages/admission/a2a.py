@@ -67,9 +67,11 @@ def _megamoe(r: Resolution) -> None:
 def _deepep(r: Resolution) -> None:
     """flashinfer_cutedsl has no kernel for DeepEP's normal dispatch: nothing says so before 0.5.17."""
     question = "which DeepEP mode can the runner use?"
-    if r.release.at_least("0.5.17") and r.runner == "flashinfer_cutedsl":
+    # 0.5.17 and 0.5.18 look at the flag, not at what the runner has become.
+    runner = r.runner if r.release.at_least("0.5.19") else r.flags.runner
+    if r.release.at_least("0.5.17") and runner == "flashinfer_cutedsl":
         if r.deepep_mode == "auto":
-            r.decide("a2a", "deepep_mode", "low_latency", question, "runner", r.runner)
+            r.decide("a2a", "deepep_mode", "low_latency", question, "runner", runner)
         elif r.deepep_mode == "normal":
             message = (
                 "flashinfer_cutedsl FP4 MoE only supports DeepEP low_latency dispatch (masked layout). DeepEP normal (prefill) "

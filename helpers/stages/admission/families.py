@@ -4,27 +4,11 @@ A checkpoint's quantization is known to ModelConfig, but the allowlists read ``s
 the user or one of these rules fills it. That is why the same checkpoint is refused on one GPU and accepted on another.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from helpers.stages.admission.budget import early_budget_rules
 from helpers.stages.admission.resolution import Resolution
 
-_DEEPSEEK = (
-    "DeepseekV3ForCausalLM",
-    "DeepseekV32ForCausalLM",
-    "KimiK25ForConditionalGeneration",
-    "MistralLarge3ForCausalLM",
-    "PixtralForConditionalGeneration",
-    "GlmMoeDsaForCausalLM",
-)
-_QWEN3 = (
-    "Qwen3MoeForCausalLM",
-    "Qwen3VLMoeForConditionalGeneration",
-    "Qwen3NextForCausalLM",
-    "Qwen3_5MoeForConditionalGeneration",
-    "InternS2PreviewForConditionalGeneration",
-    "Qwen3_5ForConditionalGeneration",
-)
 _MODELOPT = ("modelopt", "modelopt_fp8", "modelopt_fp4", "modelopt_mixed")
 
 
@@ -75,12 +59,16 @@ def glm4(r: Resolution) -> None:
     """GLM-4 MoE: like Qwen3, and mixed has never been in its list."""
     if r.gpu.is_sm100:
         _fill_quantization(r, "glm4")
-        if r.runner == "auto" and r.a2a == "none" and r.quantization in ("modelopt_fp4", None):
+        fits = ("modelopt_fp4", None) if r.release.at_least("0.5.15") else ("modelopt_fp4",)
+        if r.runner == "auto" and r.a2a == "none" and r.quantization in fits:
             _default_runner(r, "glm4", "flashinfer_trtllm", "quantization, a2a", f"{r.quantization}, none")
 
 
 def deepseek(r: Resolution) -> None:
-    """DeepSeek V3 and V3.2, Kimi K2.5, GLM-5, Mistral Large 3. Only on data-centre Blackwell; mixed counts in every release."""
+    """DeepSeek V3 and V3.2, Kimi K2.5, GLM-5, Mistral Large 3 and relatives. Only on data-centre Blackwell; mixed counts everywhere.
+
+    LongCat's routing spans experts that do nothing, which TRT-LLM's kernel cannot see: no default for it from 0.5.17.
+    """
     rule = "deepseek"
     if not r.gpu.is_sm100:
         return r.note(rule, "does this architecture fill in the quantization?", "GPU", r.gpu, "no: only on sm_100 and sm_103")
@@ -93,8 +81,11 @@ def deepseek(r: Resolution) -> None:
                 r.note(rule, question, "dtype of the first expert weight", "no F8_E4M3 weight", "no: quantization stays None")
     else:
         _fill_quantization(r, rule)
-    fits = ("fp8", "modelopt_fp8", "modelopt_fp4", "modelopt_mixed", None)
-    if r.runner == "auto" and r.a2a == "none" and (r.quantization in fits or _is_kimi_int4(r)):
+    fits: tuple[str | None, ...] = ("fp8", "modelopt_fp8", "modelopt_fp4", "modelopt_mixed")
+    if r.release.at_least("0.5.12"):
+        fits = (*fits, None)
+    longcat = r.facts.architecture.startswith("LongcatFlash") and r.release.at_least("0.5.17")
+    if r.runner == "auto" and r.a2a == "none" and not longcat and (r.quantization in fits or _is_kimi_int4(r)):
         _default_runner(r, rule, "flashinfer_trtllm", "quantization, a2a", f"{r.quantization}, none")
     return None
 
@@ -114,7 +105,7 @@ def deepseek_v4(r: Resolution) -> None:
     if r.runner == "auto" and r.facts.hybrid_nvfp4:
         _default_runner(r, rule, "flashinfer_trtllm_routed", "nvfp4_moe_meta", "set")
     early_budget_rules(r)
-    if r.runner == "auto" and r.gpu.is_sm120:
+    if r.runner == "auto" and r.gpu.is_sm120 and r.release.at_least("0.5.13"):
         _default_runner(r, rule, "marlin", "GPU", r.gpu)
 
 
@@ -134,7 +125,10 @@ def llama4(r: Resolution) -> None:
 
 
 def nemotron_h(r: Resolution) -> None:
-    """Nemotron-H: takes ModelConfig's answer on every GPU, and always resolves ``auto``. W4A16 experts have rules from 0.5.18."""
+    """Nemotron-H: takes ModelConfig's answer on every GPU, and resolves ``auto``: to marlin before Blackwell from 0.5.13.
+
+    W4A16 experts have rules from 0.5.18.
+    """
     rule = "nemotron_h"
     is_modelopt = r.model_quantization in _MODELOPT
     if is_modelopt:
@@ -151,12 +145,15 @@ def nemotron_h(r: Resolution) -> None:
         r.decide(rule, "quantization", r.model_quantization, question, "ModelConfig.quantization", r.model_quantization)
     if r.release.at_least("0.5.18") and r.quantization == "modelopt_mixed" and is_modelopt and _nemotron_w4a16(r, rule):
         return
-    if not (is_modelopt or r.model_quantization is None) or r.runner != "auto":
+    newer = r.release.at_least("0.5.13")
+    if r.runner != "auto" or not (is_modelopt or (newer and r.model_quantization is None)):
         return
     if r.gpu.is_sm100 and r.a2a == "none":
         _default_runner(r, rule, "flashinfer_trtllm", "GPU, a2a", f"{r.gpu}, none")
-    elif (8, 0) <= r.gpu.capability < (10, 0) and (
-        r.model_quantization in ("modelopt_fp4", "modelopt_mixed") or r.quantization == "modelopt_fp4"
+    elif (
+        newer
+        and (8, 0) <= r.gpu.capability < (10, 0)
+        and (r.model_quantization in ("modelopt_fp4", "modelopt_mixed") or r.quantization == "modelopt_fp4")
     ):
         _default_runner(r, rule, "marlin", "GPU, ModelConfig.quantization", f"{r.gpu}, {r.model_quantization}")
     else:
@@ -190,15 +187,13 @@ def _nemotron_w4a16(r: Resolution, rule: str) -> bool:
 
 def minimax_m2(r: Resolution) -> None:
     """MiniMax M2: the routed TRT-LLM runner from 0.5.18. Nothing fills in the quantization."""
-    if r.release.at_least("0.5.18") and r.gpu.is_sm100 and r.runner == "auto" and r.model_quantization == "modelopt_fp4":
+    if r.gpu.is_sm100 and r.runner == "auto" and r.model_quantization == "modelopt_fp4":
         _default_runner(r, "minimax_m2", "flashinfer_trtllm_routed", "ModelConfig.quantization", "modelopt_fp4")
 
 
 def minimax_m3(r: Resolution) -> None:
     """MiniMax M3, from 0.5.16: the quantization is filled in on every GPU; the routed runner for mixed from 0.5.17, on Blackwell."""
     rule = "minimax_m3"
-    if not r.release.at_least("0.5.16"):
-        return
     _fill_quantization(r, rule)
     if r.gpu.is_sm100 and r.runner == "auto":
         if r.quantization == "mxfp8":
@@ -217,34 +212,78 @@ def gpt_oss(r: Resolution) -> None:
         if r.gpu.is_sm100:
             _default_runner(r, rule, "flashinfer_mxfp4", "quant_method", "mxfp4")
         elif r.gpu.is_sm120:
-            runner = "flashinfer_mxfp4" if r.release.at_least("0.5.17") else "marlin"
-            _default_runner(r, rule, runner, "quant_method", "mxfp4")
+            newer = "flashinfer_mxfp4" if r.release.at_least("0.5.17") else "marlin"
+            _default_runner(r, rule, newer if r.release.at_least("0.5.14") else "triton_kernel", "quant_method", "mxfp4")
     if r.runner == "triton_kernel":
         question = "is ep 1, as triton_kernel needs?"
         r.check("family.triton_kernel_ep", r.ep == 1, "Triton kernel MoE is only supported when ep_size == 1", question, "--ep-size", r.ep)
 
 
+def cohere2(r: Resolution) -> None:
+    """Command A Plus, from 0.5.19: unquantised, or compressed-tensors NVFP4."""
+    groups = (r.facts.declared or {}).get("config_groups", {})
+    packed = r.facts.quant_method == "compressed-tensors" and any(
+        isinstance(group, Mapping) and group.get("format") == "nvfp4-pack-quantized" for group in groups.values()
+    )
+    if r.runner == "auto" and r.gpu.is_sm100 and (r.model_quantization is None or packed):
+        _default_runner(r, "cohere2", "flashinfer_trtllm", "config_groups: format", "nvfp4-pack-quantized" if packed else "not quantised")
+
+
+def mimo_v2(r: Resolution) -> None:
+    """MiMo V2, from 0.5.17: checkpoints that call themselves fp8."""
+    free = r.a2a == "none" or not r.release.at_least("0.5.22")
+    if r.runner == "auto" and r.gpu.is_sm100 and r.facts.quant_method == "fp8" and free:
+        _default_runner(r, "mimo_v2", "flashinfer_trtllm", "quant_method", "fp8")
+
+
+def beam(r: Resolution) -> None:
+    """Beam, from 0.5.23: flat NVFP4. Its rule reads quant_algo where quant_method only says modelopt; nothing is filled in."""
+    quantization = r.quantization or r.facts.quant_method
+    if quantization == "modelopt":
+        quantization = (r.facts.declared or {}).get("quant_algo")
+    if quantization in ("modelopt_fp4", "NVFP4") and r.gpu.is_sm100 and r.runner == "auto" and r.a2a == "none":
+        _default_runner(r, "beam", "flashinfer_trtllm", "quantization, a2a", f"{quantization}, none")
+
+
 Rule = Callable[[Resolution], None]
-# architecture -> (its rule, first release that has it for this architecture)
-FAMILIES: dict[str, tuple[Rule, str]] = (
-    dict.fromkeys(_DEEPSEEK, (deepseek, "0.5.11"))
-    | dict.fromkeys(_QWEN3, (qwen3, "0.5.11"))
-    | {
-        "Qwen4ExpForConditionalGeneration": (qwen3, "0.5.20"),
-        "DeepseekV4ForCausalLM": (deepseek_v4, "0.5.11"),
-        "Glm4MoeForCausalLM": (glm4, "0.5.11"),
-        "Gemma4ForConditionalGeneration": (gemma4, "0.5.11"),
-        "Gemma4ForCausalLM": (gemma4, "0.5.11"),
-        "Llama4ForConditionalGeneration": (llama4, "0.5.11"),
-        "Llama4ForCausalLM": (llama4, "0.5.11"),
-        "NemotronHForCausalLM": (nemotron_h, "0.5.11"),
-        "NemotronHPuzzleForCausalLM": (nemotron_h, "0.5.11"),
-        "MiniMaxM2ForCausalLM": (minimax_m2, "0.5.18"),
-        "MiniMaxM3SparseForCausalLM": (minimax_m3, "0.5.16"),
-        "MiniMaxM3SparseForConditionalGeneration": (minimax_m3, "0.5.16"),
-        "GptOssForCausalLM": (gpt_oss, "0.5.11"),
-    }
-)
+# architecture -> (its rule, the first release that applies it to this architecture)
+FAMILIES: dict[str, tuple[Rule, str]] = {
+    "DeepseekV3ForCausalLM": (deepseek, "0.5.11"),
+    "DeepseekV32ForCausalLM": (deepseek, "0.5.12"),
+    "KimiK25ForConditionalGeneration": (deepseek, "0.5.11"),
+    "MistralLarge3ForCausalLM": (deepseek, "0.5.11"),
+    "PixtralForConditionalGeneration": (deepseek, "0.5.11"),
+    "GlmMoeDsaForCausalLM": (deepseek, "0.5.11"),
+    "LongcatFlashForCausalLM": (deepseek, "0.5.16"),
+    "Dots3NoteForCausalLM": (deepseek, "0.5.19"),
+    "Glm5NextForConditionalGeneration": (deepseek, "0.5.20"),
+    "DeepseekV4ForCausalLM": (deepseek_v4, "0.5.12"),
+    "Qwen3MoeForCausalLM": (qwen3, "0.5.11"),
+    "Qwen3VLMoeForConditionalGeneration": (qwen3, "0.5.11"),
+    "Qwen3NextForCausalLM": (qwen3, "0.5.11"),
+    "Qwen3_5MoeForConditionalGeneration": (qwen3, "0.5.11"),
+    "Qwen3_5ForConditionalGeneration": (qwen3, "0.5.11"),
+    "InternS2PreviewForConditionalGeneration": (qwen3, "0.5.12"),
+    "Qwen4ExpForConditionalGeneration": (qwen3, "0.5.20"),
+    "Glm4MoeForCausalLM": (glm4, "0.5.11"),
+    "Gemma4ForConditionalGeneration": (gemma4, "0.5.13"),
+    "Gemma4ForCausalLM": (gemma4, "0.5.13"),
+    "Gemma4UnifiedForConditionalGeneration": (gemma4, "0.5.13"),
+    "Llama4ForConditionalGeneration": (llama4, "0.5.11"),
+    "Llama4ForCausalLM": (llama4, "0.5.11"),
+    "NemotronHForCausalLM": (nemotron_h, "0.5.11"),
+    "NemotronHPuzzleForCausalLM": (nemotron_h, "0.5.13"),
+    "NemotronH_Omni_Reasoning_V3": (nemotron_h, "0.5.20"),
+    "MiniMaxM2ForCausalLM": (minimax_m2, "0.5.18"),
+    "MiniMaxM3SparseForCausalLM": (minimax_m3, "0.5.16"),
+    "MiniMaxM3SparseForConditionalGeneration": (minimax_m3, "0.5.16"),
+    "GptOssForCausalLM": (gpt_oss, "0.5.11"),
+    "MiMoV2ForCausalLM": (mimo_v2, "0.5.17"),
+    "MiMoV2FlashForCausalLM": (mimo_v2, "0.5.17"),
+    "Cohere2VisionForConditionalGeneration": (cohere2, "0.5.19"),
+    "Cohere2MoeForCausalLM": (cohere2, "0.5.19"),
+    "BeamForCausalLM": (beam, "0.5.23"),
+}
 
 
 def architecture_rules(r: Resolution) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from helpers.deployment import RELEASES, Release
+from helpers.deployment import RELEASES, Release, releases_with
 from helpers.findings import Finding
 from helpers.stages.admission.allowlists import ALLOWLISTS, allowlist
 from helpers.stages.admission.resolution import Refused, Resolution
@@ -93,6 +93,14 @@ def _flag(r: Resolution) -> str:
     return f"leave out --quantization: this checkpoint is {name}" if name else "leave out --quantization"
 
 
+def _model_type(r: Resolution) -> str:
+    known = releases_with(r.facts.checkpoint.config.get("model_type"))
+    newer = [release for release in known if release.position > r.release.position]
+    if newer:
+        return f"upgrade to SGLang {newer[0]} or newer"
+    return f"use SGLang {known[-1]}" if known else "no release up to " + f"{RELEASES[-1]} knows this model"
+
+
 def _attention_dp(r: Resolution) -> str:
     if r.tp == 1:
         return "--tp-size 8 with attention data parallel over all 8, or --moe-a2a-backend none"
@@ -116,6 +124,12 @@ _W4A16 = "the experts are W4A16_NVFP4: their activations stay BF16, and most ker
 _BY_NAME = "the list compares server_args.quantization, the flag or what a rule of the architecture wrote, not the layers' formats"
 
 ADVICE: dict[str, Advice] = {
+    "config.model_type": Advice("a model type with a config class", "nothing of a checkpoint is executed to find one", _model_type),
+    "config.layer_types": Advice(
+        "kinds of layers that transformers knows",
+        "the release pins a transformers older than this kind of layer",
+        lambda r: f"upgrade to SGLang {next(x for x in RELEASES if x.transformers not in ('5.6.0', '5.8.1'))} or newer",
+    ),
     "model_config": Advice("a flag that agrees with the checkpoint", "ModelConfig raises when the two cannot be reconciled", _flag),
     "parallel.dp": Advice("a dp size that divides the tp size", "attention groups split the tp group into equal parts", _divisor),
     "kernel.quantization": Advice("a name in the runner's list", _BY_NAME, _allowlist),

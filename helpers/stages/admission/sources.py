@@ -18,6 +18,9 @@ _FAMILIES = {
     "minimax_m2": ("_minimax_m2_overrides", "minimax_m2.py"),
     "minimax_m3": ("_minimax_m3_overrides", "minimax_m3.py"),
     "gpt_oss": ("_gpt_oss_overrides", "gpt_oss.py"),
+    "mimo_v2": ("_mimo_v2_overrides", "mimo_v2.py"),
+    "cohere2": ("_cohere2_moe_runner_overrides", "cohere2_moe.py"),
+    "beam": ("_beam_overrides", "beam.py"),
 }
 
 # rule -> (first release, "file: function"), oldest first.
@@ -26,6 +29,7 @@ SOURCES = {
         ("0.5.11", "server_args.py: _handle_missing_default_values"),
         ("0.5.19", "arg_groups/serving_hook.py: handle_missing_default_values"),
     ),
+    "config": (("0.5.11", "utils/hf_transformers/config.py: get_config"), ("0.5.12", "utils/hf_transformers/config.py: parse")),
     "model_config": (("0.5.11", "configs/model_config.py: _verify_quantization"),),
     "memory": (
         ("0.5.11", "server_args.py: _handle_gpu_memory_settings"),
