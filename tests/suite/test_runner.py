@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from xml.etree import ElementTree
@@ -225,7 +226,8 @@ def test_a_relative_checkpoint_is_found_from_where_the_user_stands(command, tmp_
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.json").write_text('{"architectures": ["X"]}')
     cells = ["from pathlib import Path\ncheck('there', (Path(checkpoint) / 'config.json').is_file(), True, 'absolute by now')", "finish()"]
-    notebook = write_notebook(tmp_path / "one.ipynb", cells)
+    (tmp_path / "notebooks").mkdir()
+    notebook = write_notebook(tmp_path / "notebooks" / "one.ipynb", cells)
     process = command("run", notebook, "-p", "checkpoint=mine", "--out", tmp_path / "out", cwd=tmp_path)
     assert process.returncode == 0, process.stderr
 
@@ -335,10 +337,18 @@ def test_a_full_disk_is_one_line(command, one, tmp_path):
 
 
 def test_latest_is_replaced_whole(tmp_path):
-    for name in ("first", "second"):
+    """Whoever reads the link while it is replaced, again and again, finds a run behind it."""
+    names = ["first", "second"]
+    for name in names:
         (tmp_path / name).mkdir()
-        _link(tmp_path / "latest", tmp_path / name)
-        assert os.readlink(tmp_path / "latest") == name
+    _link(tmp_path / "latest", tmp_path / "first")
+    writer = threading.Thread(target=lambda: [_link(tmp_path / "latest", tmp_path / name) for name in names * 500])
+    writer.start()
+    seen = set()
+    while writer.is_alive():
+        seen.add(os.readlink(tmp_path / "latest"))
+    writer.join()
+    assert seen <= set(names) and os.readlink(tmp_path / "latest") == "second"
     assert {path.name for path in tmp_path.iterdir()} == {"first", "second", "latest"}
 
 
