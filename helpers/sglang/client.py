@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from helpers.deployment import Deployment
+from helpers.errors import UsageError
 from helpers.sglang.environments import Environment, environment
 
 INSIDE = Path(__file__).resolve().parent / "inside"
@@ -123,7 +125,7 @@ class ModelAnswer:
     env: dict = field(default_factory=dict)
 
 
-def gpu_of(deployment) -> dict:
+def gpu_of(deployment: Deployment) -> dict:
     """The machine a worker simulates for this deployment: its GPU, as many as its ranks need, at least 8."""
     gpu = deployment.gpu
     return {"name": gpu.name, "capability": list(gpu.capability), "memory_mib": gpu.memory_mib, "count": max(8, deployment.tp)}
@@ -131,34 +133,37 @@ def gpu_of(deployment) -> dict:
 
 # Deployment field -> flag; a field at its default is not given, as on a real command line.
 FLAGS = {
-    "runner": ("--moe-runner-backend", "auto"),
-    "a2a": ("--moe-a2a-backend", "none"),
-    "quantization": ("--quantization", None),
-    "tp": ("--tp-size", 1),
-    "ep": ("--ep-size", 1),
-    "dp": ("--dp-size", 1),
-    "deepep_mode": ("--deepep-mode", "auto"),
-    "max_prefill_tokens": ("--max-prefill-tokens", None),
-    "chunked_prefill_size": ("--chunked-prefill-size", None),
-    "cuda_graph_max_bs": ("--cuda-graph-max-bs", None),
-    "speculative_algorithm": ("--speculative-algorithm", None),
-    "speculative_num_steps": ("--speculative-num-steps", None),
-    "speculative_eagle_topk": ("--speculative-eagle-topk", None),
-    "speculative_num_draft_tokens": ("--speculative-num-draft-tokens", None),
-    "speculative_moe_runner_backend": ("--speculative-moe-runner-backend", None),
+    "runner": "--moe-runner-backend",
+    "a2a": "--moe-a2a-backend",
+    "quantization": "--quantization",
+    "tp": "--tp-size",
+    "ep": "--ep-size",
+    "dp": "--dp-size",
+    "deepep_mode": "--deepep-mode",
+    "max_prefill_tokens": "--max-prefill-tokens",
+    "chunked_prefill_size": "--chunked-prefill-size",
+    "cuda_graph_max_bs": "--cuda-graph-max-bs",
+    "speculative_algorithm": "--speculative-algorithm",
+    "speculative_num_steps": "--speculative-num-steps",
+    "speculative_eagle_topk": "--speculative-eagle-topk",
+    "speculative_num_draft_tokens": "--speculative-num-draft-tokens",
+    "speculative_moe_runner_backend": "--speculative-moe-runner-backend",
+    "speculative_moe_a2a_backend": "--speculative-moe-a2a-backend",
 }
 SWITCHES = {"enable_dp_attention": "--enable-dp-attention", "disable_shared_experts_fusion": "--disable-shared-experts-fusion"}
+_DEFAULT = Deployment()
 
 
-def argv_of(folder: str | os.PathLike, deployment) -> list[str]:
+def argv_of(folder: str | os.PathLike, deployment: Deployment) -> list[str]:
     """The launch command's arguments for this deployment (without ``python -m sglang.launch_server``)."""
     argv = ["--model-path", str(folder)]
-    for name, (flag, default) in FLAGS.items():
-        value = getattr(deployment, name, default)
-        if value != default and value is not None:
+    for name, flag in FLAGS.items():
+        value = getattr(deployment, name)
+        if value != getattr(_DEFAULT, name):
+            if name == "cuda_graph_max_bs" and deployment.release.at_least("0.5.20"):
+                flag = "--cuda-graph-max-bs-decode"  # the old name is gone
             argv += [flag, str(value)]
-    argv += [flag for name, flag in SWITCHES.items() if getattr(deployment, name, False)]
-    return argv
+    return argv + [flag for name, flag in SWITCHES.items() if getattr(deployment, name)]
 
 
 class Worker:
@@ -184,7 +189,8 @@ class Worker:
         process, self._process = self._process, None
         if process is None:
             return
-        process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
         try:
             process.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -203,7 +209,6 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
                 env=self.environment.variables(),
-                bufsize=0,
             )
             self._buffer = b""
             first = self._read(START_SECONDS)
@@ -213,18 +218,24 @@ class Worker:
             self.note = self.environment.note(first["transformers"])
         return self.about
 
-    def arguments(self, folder: str | os.PathLike, deployment) -> Answer:
+    def _can(self, question: str):
+        lack = self.start()["lacks"].get(question)
+        if lack:
+            raise UsageError(f"sglang {self.release} is too old for the question {question!r}: {lack}")
+
+    def arguments(self, folder: str | os.PathLike, deployment: Deployment) -> Answer:
         """What the release makes of this launch of the checkpoint in `folder` (config.json is enough)."""
         return next(self.arguments_of([(folder, deployment)]))
 
-    def arguments_of(self, questions: Iterable[tuple]) -> Iterator[Answer]:
+    def arguments_of(self, questions: Iterable[tuple[str | os.PathLike, Deployment]]) -> Iterator[Answer]:
         """The answers to (folder, deployment) pairs, in order, with several under way at once."""
+        self._can("arguments")
         requests = (
             {
                 "question": "arguments",
                 "argv": argv_of(folder, deployment),
                 "gpu": gpu_of(deployment),
-                "env": dict(getattr(deployment, "env", ())),
+                "env": deployment.environment,
             }
             for folder, deployment in questions
         )
@@ -233,28 +244,31 @@ class Worker:
 
     def command(self, argv: Sequence[str], gpu: dict, env: dict | None = None) -> Answer:
         """The same for a command line as the user wrote it."""
+        self._can("arguments")
         answer = next(self._ask([{"question": "arguments", "argv": list(argv), "gpu": gpu, "env": env or {}}]))
         return Answer(release=self.release, note=self.note, **answer)
 
-    def routing(self, folder: str | os.PathLike, deployment, modules: Sequence[tuple[str, str]]) -> RoutingAnswer:
+    def routing(self, folder: str | os.PathLike, deployment: Deployment, modules: Sequence[tuple[str, str]]) -> RoutingAnswer:
         """The method of each (runtime prefix, kind); kind is "experts", "linear", "attention", "lm_head" or "embedding"."""
+        self._can("routing")
         request = {
             "question": "routing",
             "argv": argv_of(folder, deployment),
             "gpu": gpu_of(deployment),
-            "env": dict(getattr(deployment, "env", ())),
+            "env": deployment.environment,
             "modules": [list(module) for module in modules],
         }
         answer = next(self._ask([request]))
         return RoutingAnswer(release=self.release, note=self.note, **answer | {"methods": tuple(answer.get("methods", ()))})
 
-    def model(self, folder: str | os.PathLike, deployment) -> ModelAnswer:
+    def model(self, folder: str | os.PathLike, deployment: Deployment) -> ModelAnswer:
         """Builds the release's own model class without memory; notes each module's method and each MoE layer's runner."""
+        self._can("routing")
         request = {
             "question": "model",
             "argv": argv_of(folder, deployment),
             "gpu": gpu_of(deployment),
-            "env": dict(getattr(deployment, "env", ())),
+            "env": deployment.environment,
         }
         answer = next(self._ask([request]))
         modules = tuple(map(tuple, answer.pop("modules", ())))
@@ -263,36 +277,37 @@ class Worker:
     def _ask(self, requests: Iterable[dict]) -> Iterator[dict]:
         waiting: list[dict] = []
         requests = iter(requests)
-        exhausted = False
-        while True:
-            while not exhausted and len(waiting) < WINDOW:
-                request = next(requests, None)
-                if request is None:
-                    exhausted = True
-                    break
-                waiting.append(request | {"id": self._next})
-                self._next += 1
-                self._send(waiting[-1])
-            if not waiting:
-                return
-            answer = self._read(self.question_seconds)
-            request = waiting.pop(0)
-            if isinstance(answer, str):  # the question at the head hung or killed the worker: it alone fails, the rest is asked again
-                yield {"accepted": False, "error": answer, "message": f"no answer: {self._last_words()}"}
+        try:
+            while True:
+                while len(waiting) < WINDOW and (request := next(requests, None)) is not None:
+                    waiting.append(request | {"id": self._next})
+                    self._next += 1
+                    self._send(waiting[-1])
+                if not waiting:
+                    return
+                answer = self._read(self.question_seconds)
+                request = waiting.pop(0)
+                if isinstance(answer, str):  # the question at the head hung or killed the worker: it alone fails
+                    last_words = self._last_words()
+                    self._kill()
+                    for again in waiting:
+                        self._send(again)
+                    yield {"accepted": False, "error": answer, "message": f"no answer: {last_words}"}
+                    continue
+                if answer.pop("id") != request["id"]:
+                    raise RuntimeError(f"the worker of sglang {self.release} answered out of order")
+                if answer.get("error") == "WorkerFault":
+                    raise RuntimeError(f"the worker of sglang {self.release} failed by itself:\n{answer['message']}")
+                yield answer
+        finally:
+            if waiting:  # the asker stopped listening; nobody may read these answers as his own
                 self._kill()
-                for again in waiting:
-                    self._send(again)
-                continue
-            if answer.pop("id") != request["id"]:
-                raise RuntimeError(f"the worker of sglang {self.release} answered out of order")
-            if answer.get("error") == "WorkerFault":
-                raise RuntimeError(f"the worker of sglang {self.release} failed by itself:\n{answer['message']}")
-            yield answer
 
     def _send(self, request: dict):
         self.start()
         with contextlib.suppress(BrokenPipeError):  # the worker died; reading says so, for the right question
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
 
     def _read(self, seconds: float) -> dict | str:
         """The next answer, or "Timeout" or "WorkerDied"."""

@@ -11,6 +11,9 @@ import types
 # An installed package is taken first. deep_gemm comes with sgl_kernel.
 PACKAGES = ("cutlass", "cuda", "deep_gemm", "quack", "tilelang", "deep_ep")
 
+# What model files name without having imported it, because they import it at their top only on a CUDA machine.
+NAMES = ("deep_gemm", "_raw_flashinfer_mm_mxfp8")
+
 
 class Absent:
     """Answers anything that a module does at import: decorate, subscript, derive, compare, count."""
@@ -73,4 +76,5 @@ class _Finder:
 def stand_in():
     """From now on `import deep_gemm` and the like succeed, where the package is not installed."""
     sys.meta_path.append(_Finder)
-    builtins.deep_gemm = Absent()  # some model files name it without having imported it on a machine without CUDA
+    for name in NAMES:
+        setattr(builtins, name, Absent())

@@ -2,12 +2,15 @@
 
 import argparse
 import os
+import sys
 import traceback
+import types
 
 import sglang.srt.server_args
 from sglang.srt.server_args import ServerArgs
 
 ROOT = os.path.dirname(os.path.abspath(sglang.srt.server_args.__file__)) + os.sep  # the paths in answers begin after it
+OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 # What the comparison and the notebooks read of the resolved configuration; a name a release does not have is left out.
 FIELDS = (
@@ -20,6 +23,41 @@ FIELDS = (
 )  # fmt: skip
 
 
+class ConfigFiles:
+    """Forgets what the release remembers of a checkpoint's files when they have changed since the last question about it.
+
+    The release parses a configuration once for each path and keeps it; parsing again for every question would cost most of the time.
+    """
+
+    NAMES = ("config.json", "hf_quant_config.json", "generation_config.json", "params.json")
+
+    def __init__(self):
+        self.seen = {}
+
+    def look(self, argv):
+        folder = argv[argv.index("--model-path") + 1] if "--model-path" in argv[:-1] else None
+        now = tuple(self._state(os.path.join(folder, name)) for name in self.NAMES) if folder else ()
+        if self.seen.setdefault(folder, now) != now:
+            self.seen[folder] = now
+            self.forget()
+
+    @staticmethod
+    def _state(path):
+        try:
+            state = os.stat(path)
+        except OSError:
+            return None
+        return state.st_mtime_ns, state.st_size
+
+    @staticmethod
+    def forget():
+        for name, module in list(sys.modules.items()):
+            if name.startswith(("sglang.srt.utils", "sglang.srt.configs", "sglang.srt.arg_groups", "sglang.srt.server_args")):
+                for value in list(vars(module).values()):
+                    if callable(getattr(value, "cache_clear", None)):
+                        value.cache_clear()
+
+
 class ArgumentRefused(Exception):
     """What argparse would print before it exits with 2."""
 
@@ -28,23 +66,35 @@ def _refuse(message):
     raise ArgumentRefused(message)
 
 
-def build_parser():
+def keep_parser():
+    """The release's own prepare_server_args() from now on finds its parser made: making it takes 30 ms, for each question."""
     parser = argparse.ArgumentParser(prog="sglang serve")
     ServerArgs.add_cli_args(parser)
     parser.error = _refuse
-    return parser
+    sglang.srt.server_args.argparse = types.SimpleNamespace(**vars(argparse) | {"ArgumentParser": lambda *args, **kwargs: parser})
+    ServerArgs.add_cli_args = staticmethod(lambda parser: None)
+    _FLAGS.update(parser._option_string_actions)
+
+
+_FLAGS = {}
+
+
+def knows(flag):
+    """Whether this release has the flag."""
+    return flag in _FLAGS
 
 
 def refusal_of(error):
     """The exception as an answer: type, whole text, and the innermost frame inside the release.
 
-    An exception that never was in the release is a fault of the worker, and said to be one: it is nobody's answer.
+    An exception that never was in the release, or began in these files, is a fault of the worker, and said to be one.
     """
     if isinstance(error, ArgumentRefused):
         return {"error": "ArgumentRefused", "message": str(error), "file": "server_args.py", "function": "prepare_server_args"}
     frames = traceback.extract_tb(error.__traceback__)
     inside = [frame for frame in frames if frame.filename.startswith(ROOT)]
-    if not inside:
+    ours = frames[-1].filename.startswith(OURS) and frames[-1].name != "__torch_function__"  # that one only passes calls on
+    if not inside or ours:
         return {"error": "WorkerFault", "message": "".join(traceback.format_exception(error))}
     frame = inside[-1]
     return {
@@ -56,10 +106,9 @@ def refusal_of(error):
     }
 
 
-def ask(parser, argv):
-    """The resolved configuration of one command line. Raises whatever the release raises."""
-    namespace = parser.parse_args(argv)
-    arguments = ServerArgs.from_cli_args(namespace)
+def ask(argv):
+    """The resolved configuration of one command line, as the launcher makes it. Raises whatever the release raises."""
+    arguments = sglang.srt.server_args.prepare_server_args(argv)
     if hasattr(arguments, "resolve_once"):  # from 0.5.19 nothing is decided before this
         arguments.resolve_once()
     arguments.check_server_args()

@@ -5,6 +5,7 @@ Started by helpers/sglang/client.py. Imports nothing of this repository but the 
 
 import functools
 import gc
+import importlib
 import json
 import os
 import sys
@@ -24,7 +25,6 @@ def say(answer):
 
 def imported():
     """Imports the release as on a CPU machine and returns what the client is told about it."""
-    import importlib
     import logging
 
     import torch
@@ -69,30 +69,42 @@ class Server:
         import worker_arguments
         from worker_gpu import SimulatedMachine
 
-        self.parser = worker_arguments.build_parser()
+        worker_arguments.keep_parser()
         self.machine = SimulatedMachine()
         self.arguments = worker_arguments
+        self.files = worker_arguments.ConfigFiles()
         self.environment = dict(os.environ)
         self.models_imported = False
 
-    def restore_environment(self, keep=None):
-        """Back to the environment the worker started with; returns what had been set (None: removed)."""
-        changed = {}
-        for name in set(os.environ) | set(self.environment):
-            now, before = os.environ.get(name), self.environment.get(name)
-            if now != before:
-                changed[name] = now
-                if before is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = before
-        return {name: value for name, value in changed.items() if (keep or {}).get(name) != value}
+    def lacks(self):
+        """question -> what this release lacks for it; a question that it can be asked is not in it."""
+        lacks = {}
+        if not self.arguments.knows("--moe-runner-backend"):
+            lacks["arguments"] = lacks["routing"] = "it has no --moe-runner-backend"
+        elif "sglang.srt.layers.moe.ep_moe.layer" not in sys.modules:
+            lacks["routing"] = "it has no sglang.srt.layers.moe.ep_moe.layer"
+        return lacks
+
+    def restore_environment(self, given):
+        """Back to the environment the worker started with; returns what the question changed beyond `given` (None: removed)."""
+        expected = {**self.environment, **given}
+        now = dict(os.environ)
+        changed = {name: now.get(name) for name in now.keys() | expected.keys() if now.get(name) != expected.get(name)}
+        for name in now.keys() - self.environment.keys():
+            del os.environ[name]
+        for name, value in self.environment.items():
+            if now.get(name) != value:
+                os.environ[name] = value
+        return changed
 
     def answer(self, request):
         given = request.get("env") or {}
+        if request.get("fresh"):
+            self.files.forget()
         os.environ.update(given)
         try:
             self.machine.become(request["gpu"])
+            self.files.look(request["argv"])
             if request["question"] == "arguments":
                 answer = self.ask_arguments(request)
             elif request["question"] in ("routing", "model"):
@@ -103,11 +115,11 @@ class Server:
             if isinstance(error, KeyboardInterrupt):
                 raise
             answer = {"accepted": False, **self.arguments.refusal_of(error)}
-        answer["env"] = self.restore_environment(keep=given)
+        answer["env"] = self.restore_environment(given)
         return answer
 
     def ask_arguments(self, request):
-        arguments = self.arguments.ask(self.parser, request["argv"])
+        arguments = self.arguments.ask(request["argv"])
         return {
             "accepted": True,
             "resolved": self.arguments.resolved_fields(arguments),
@@ -117,7 +129,7 @@ class Server:
     def ask_routing(self, request):
         import worker_routing
 
-        prepared = worker_routing.prepare(self.machine, self.parser, request["argv"])
+        prepared = worker_routing.prepare(self.machine, request["argv"])
         if request["question"] == "routing":
             return worker_routing.about(*prepared) | {"methods": worker_routing.methods(prepared[2], request["modules"])}
         return worker_routing.about(*prepared) | worker_routing.build(*prepared)
@@ -155,7 +167,7 @@ def main():
     start = time.perf_counter()
     about = imported()
     server = Server()
-    say({"ready": True, **about, "import_seconds": round(time.perf_counter() - start, 2)})
+    say({"ready": True, **about, "lacks": server.lacks(), "import_seconds": round(time.perf_counter() - start, 2)})
     for line in REQUESTS:
         request = json.loads(line)
         say({"id": request["id"], **server.answer(request)})

@@ -89,7 +89,7 @@ def _initialize_attention(arguments, config):
     initialize_dp_attention(*given[: initialize_dp_attention.__code__.co_argcount])
 
 
-def prepare(machine, parser, argv):
+def prepare(machine, argv):
     """Everything up to the quantization config, as the loader does it. Raises what the release raises.
 
     Returns (ModelConfig, model class, quantization config or None). The process group is made while the machine looks like a CPU's.
@@ -99,7 +99,7 @@ def prepare(machine, parser, argv):
     from sglang.srt.model_loader import loader
     from sglang.srt.model_loader.utils import get_model_architecture
 
-    arguments = worker_arguments.ask(parser, argv)
+    arguments = worker_arguments.ask(argv)
     with machine.absent():
         _join_world(parallel_state)
     _publish(arguments)
