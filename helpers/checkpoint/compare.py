@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from helpers.checkpoint.config_copies import CONFIG, QUANT
 from helpers.checkpoint.geometry import ExpertGeometry
 from helpers.checkpoint.layer_map import LayerMap, same_format
-from helpers.checkpoint.names import layer_of, module_kind, some
+from helpers.checkpoint.names import layer_of, module_kind, printable, some
 from helpers.checkpoint.tensor_modules import ExpertBlock, TensorModules
 from helpers.findings import Finding
 
@@ -69,7 +69,7 @@ def differing(inline: LayerMap, file: LayerMap) -> list[str]:
         ("KV cache", inline.kv_cache, file.kv_cache),
     ):
         if one != other and (subject != "group size" or None not in (one, other)):
-            found.append(f"{subject}: {one} in {CONFIG}, {other} in {QUANT}")
+            found.append(f"{subject}: {printable(str(one))} in {CONFIG}, {printable(str(other))} in {QUANT}")
     if inline.entries != file.entries:
         found += _entry_differences(inline, file)
     for copy, here, there in ((CONFIG, inline, file), (QUANT, file, inline)):
@@ -152,7 +152,7 @@ def _disagreement(layer_map: LayerMap, said: str, actual: str, kind: str, names:
         severity=severity,
         read=f"{layer_map.copy} against the tensors of {some(names)}",
         observed=f"{len(names):,} {kind} with tensors of {actual}",
-        expected=f"{said}, as {layer_map.copy} says",
+        expected=f"{printable(said)}, as {layer_map.copy} says",
         why=why,
         source="sglang 0.5.16 modelopt_quant.py: create_weights; parameter.py: load_column_parallel_weight",
         remedy=f"correct the entries in both {CONFIG} and {QUANT}, or export the checkpoint again",
@@ -243,9 +243,9 @@ def geometry_against_shapes(geometry: ExpertGeometry, modules: TensorModules, co
     blocks = {layer_of(name): block for name, block in modules.blocks.items() if module_kind(name, geometry.layers) == "routed experts"}
     for block in blocks.values():
         if len(block.experts) != geometry.experts or block.experts[-1] != geometry.experts - 1:
-            absent.setdefault("experts", f"{len(block.experts)} experts in {block.name}, {geometry.experts} in {CONFIG}")
+            absent.setdefault("experts", f"{len(block.experts)} experts in {printable(block.name)}, {geometry.experts} in {CONFIG}")
         if geometry.gated and not set(GATE) & set(block.projections):
-            absent.setdefault("gate", f"{block.name} has no gate projection, and {geometry.activation} is gated")
+            absent.setdefault("gate", f"{printable(block.name)} has no gate projection, and {printable(geometry.activation)} is gated")
         for projection in block.projections:
             severity, observed = _projection_against(geometry, modules, block, projection)
             if severity:
@@ -290,12 +290,12 @@ def _projection_against(geometry: ExpertGeometry, modules: TensorModules, block:
         # [experts, in, out] or [experts, out, in] by the family, packed along "in": compared without the order.
         pair = tuple(sorted(shape[1:3]))
         same = pair in (tuple(sorted((hidden // packed, inner))), tuple(sorted((hidden, inner // packed))))
-        return ("", "") if same else ("fails_to_load", f"{module} is {list(shape)}, hidden {hidden} and inner {inner} in {CONFIG}")
+        return ("", "") if same else ("fails_to_load", f"{printable(module)} is {list(shape)}, {hidden} by {inner} in {CONFIG}")
     rows, columns = shape[0], shape[-1] * packed
     has_hidden, has_inner = (rows, columns) if projection in DOWN else (columns, rows)
     if (has_hidden, has_inner) == (hidden, inner):
         return "", ""
-    observed = f"{projection} has hidden {has_hidden} and inner {has_inner} in {block.name}, {hidden} and {inner} in {CONFIG}"
+    observed = f"{projection} has hidden {has_hidden} and inner {has_inner} in {printable(block.name)}, {hidden} and {inner} in {CONFIG}"
     if has_hidden != hidden:
         return "fails_to_load", observed
     return ("wrong_output" if has_inner > inner else "abstained"), observed

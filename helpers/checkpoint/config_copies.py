@@ -7,7 +7,7 @@ twice is remembered, because which of the two a reader takes is up to the reader
 import json
 from pathlib import Path
 
-from helpers.checkpoint.files import read_limited
+from helpers.checkpoint.files import read_limited, without_gc
 from helpers.errors import InputError
 from helpers.findings import Finding
 
@@ -33,7 +33,8 @@ def parse_json(raw: bytes, where: str) -> tuple[dict, tuple[str, ...]]:
         return made
 
     try:
-        parsed = json.loads(raw.decode(), object_pairs_hook=unique)
+        with without_gc():
+            parsed = json.loads(raw.decode(), object_pairs_hook=unique)
     except RecursionError:
         raise InputError(f"{where}: nested too deeply to be a model's configuration; replace it with the model's own file") from None
     except ValueError as error:

@@ -1,7 +1,10 @@
 """Opening files that a stranger made: only regular files, only up to a stated size, and every failure one line."""
 
+import gc
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -38,3 +41,15 @@ def read_limited(path: Path, limit: int) -> bytes:
         if size > limit:
             raise InputError(f"{path}: {size:,} bytes, more than the {limit:,} that such a file may have; is it the right file?")
         return read_exactly(file, size)
+
+
+@contextmanager
+def without_gc() -> Iterator[None]:
+    """The collector would walk hundreds of thousands of new objects again and again, and none of them is garbage."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

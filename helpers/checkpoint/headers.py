@@ -4,12 +4,9 @@ A file's first 8 bytes give the length of a JSON object, name -> {dtype, shape, 
 gap. What safetensors refuses is refused here, with the tensor's name and what to do (a property test compares the two).
 """
 
-import gc
 import json
 import os
 from array import array
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -246,15 +243,3 @@ def examine_layout(entries: dict[str, Entry], sizes: list[float], data_bytes: in
     if position != data_bytes:
         return f"the tensors take {position:,} bytes, and the file has {data_bytes:,} after its header"
     return ""
-
-
-@contextmanager
-def without_gc() -> Iterator[None]:
-    """The collector would walk hundreds of thousands of new objects again and again, and none of them is garbage."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

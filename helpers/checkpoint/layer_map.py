@@ -5,13 +5,13 @@ This is the checkpoint's side only. Which of these names a running SGLang asks f
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import translate
 from functools import cached_property
 
 from helpers.checkpoint.config_copies import CONFIG, QUANT, inline_quantization
-from helpers.checkpoint.names import module_kind, prefix_family, split_expert
+from helpers.checkpoint.names import module_kind, prefix_family, printable, split_expert
 from helpers.errors import InputError
 
 # Two spellings of one format: a release of ModelOpt writes the first into config.json and the second into hf_quant_config.json.
@@ -74,13 +74,24 @@ class LayerMap:
 
     def excluded_by(self, module: str) -> str | None:
         """The first exclude pattern that covers the module or a module around it, as ModelOpt means its patterns; else None."""
-        if not self._exclude_pattern.match(module):
+        exact, prefixes, expression = self._exclude_index
+        if not (module.startswith(prefixes) or not exact.isdisjoint(_around(module)) or expression.match(module)):
             return None
         return next(pattern for pattern in self.excludes if re.match(_covering(pattern), module))
 
     @cached_property
-    def _exclude_pattern(self) -> re.Pattern:
-        return re.compile("|".join(map(_covering, self.excludes)) or r"(?!)")
+    def _exclude_index(self) -> tuple[frozenset[str], tuple[str, ...], re.Pattern]:
+        """(names, prefixes of ``prefix*``, all other patterns): real lists have hundreds of the first two and a handful of the third."""
+        exact, prefixes, other = set(), [], []
+        for pattern in self.excludes:
+            stem = pattern.removesuffix("*")
+            if pattern.startswith("re:") or set("*?[") & set(stem):
+                other.append(_covering(pattern))
+            elif stem == pattern:
+                exact.add(pattern)
+            else:
+                prefixes.append(stem)
+        return frozenset(exact), tuple(prefixes), re.compile("|".join(other) or r"(?!)")
 
     def algorithm(self, module: str) -> str | None:
         """What this copy says the module is, by the checkpoint's own names; None: not quantised.
@@ -98,11 +109,9 @@ class LayerMap:
         return flat if flat and module_kind(module) not in ("norm", "embedding") else None
 
     def _from_entries(self, module: str) -> str | None:
-        name = module
-        while name:
+        for name in _around(module):
             if name in self.entries:
                 return self.entries[name]
-            name = name.rpartition(".")[0]
         inside = self.blocks.get(module) or self._parents.get(module)
         return next(iter(inside)) if inside and len(inside) == 1 else None
 
@@ -121,6 +130,13 @@ def same_format(one: str | None, other: str | None) -> bool:
 def _format(algorithm: str | None) -> str | None:
     upper = algorithm.upper() if algorithm else None
     return SAME_FORMAT.get(upper, upper)
+
+
+def _around(module: str) -> Iterator[str]:
+    """The module and everything around it: ``a.b.c``, ``a.b``, ``a``."""
+    while module:
+        yield module
+        module = module.rpartition(".")[0]
 
 
 def _covering(pattern: str) -> str:
@@ -178,7 +194,9 @@ def _read_copy(copy: str, section: str, quant: dict, around: dict) -> LayerMap:
 
 
 def _wrong(copy: str, key: str, value: object, wanted: str) -> InputError:
-    return InputError(f"{copy}: {key} is {str(value)[:60]!r} ({type(value).__name__}), not {wanted}; restore the model's own file")
+    return InputError(
+        f"{copy}: {printable(key)} is {str(value)[:60]!r} ({type(value).__name__}), not {wanted}; restore the model's own file"
+    )
 
 
 def _entries(copy: str, key: str, layers: dict) -> tuple[dict[str, str], list[int]]:
@@ -214,7 +232,7 @@ def _groups(copy: str, key: str, groups: dict) -> tuple[tuple[tuple[str, str], .
         if isinstance(weights.get("group_size"), int):
             sizes.append(weights["group_size"])
         algorithm = _compressed_tensors_algorithm(weights, activations)
-        pairs += [(target, algorithm) for target in targets if isinstance(target, str)]
+        pairs += [(_checked(copy, f"{key}.{name}.targets", target), algorithm) for target in targets if isinstance(target, str)]
     return tuple(pairs), sizes
 
 
@@ -234,12 +252,22 @@ def _excludes(copy: str, section: str, quant: dict) -> tuple[str, ...]:
         if value is not None:
             if not isinstance(value, list) or not all(isinstance(pattern, str) for pattern in value):
                 raise _wrong(copy, f"{section}.{key}", value, "a list of names")
-            return tuple(value)
+            return tuple(_checked(copy, f"{section}.{key}", pattern) for pattern in value)
     return ()
+
+
+def _checked(copy: str, key: str, pattern: str) -> str:
+    """The pattern, after a look at whether a ``re:…`` one is a regular expression at all."""
+    if pattern.startswith("re:"):
+        try:
+            re.compile(pattern[3:])
+        except (re.error, RecursionError, OverflowError):
+            raise _wrong(copy, key, pattern, "a regular expression after 're:'") from None
+    return pattern
 
 
 def _kv_cache(quant: dict) -> str | None:
     value = quant.get("kv_cache_quant_algo", quant.get("kv_cache_scheme"))
     if isinstance(value, dict):
         value = "FP8" if (value.get("num_bits"), value.get("type")) == (8, "float") else str(value)
-    return None if value is None else str(value)
+    return None if value is None else printable(str(value))

@@ -92,9 +92,13 @@ def module_kind(name: str, layers: int | None = None) -> str:
     return "other"
 
 
+def printable(text: str) -> str:
+    """A name for a one-line message: what a terminal cannot show, such as the NUL in ModelOpt's corrupted names, is written out."""
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
 def some(names: Iterable[str], shown: int = 4) -> str:
-    """The first few names for a message, and how many more; what a terminal cannot show (ModelOpt's NUL) is written out."""
+    """The first few names for a message, and how many more."""
     names = list(names)
     more = len(names) - shown
-    first = ", ".join(name if name.isprintable() else repr(name)[1:-1] for name in names[:shown])
-    return first + (f" and {more:,} more" if more > 0 else "")
+    return ", ".join(map(printable, names[:shown])) + (f" and {more:,} more" if more > 0 else "")

@@ -1,5 +1,6 @@
 """Opening a checkpoint by a bundled name, a public configuration's name, a folder, or a hub id."""
 
+import os
 import re
 from difflib import get_close_matches
 from functools import cache
@@ -12,6 +13,8 @@ from helpers.errors import InputError, UsageError, unknown
 from helpers.paths import CHECKPOINTS
 
 HUB_ID = re.compile(r"(?!.*(?:--|\.\.))[\w-][\w.-]*/[\w-][\w.-]*(?:@[\w./-]+)?", re.ASCII)
+
+WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".pt", ".pth")
 
 # aiconfigurator-core's files that are not the checkpoint's own, by content.
 PUBLIC_EXCLUDED = {
@@ -76,8 +79,9 @@ def _open_folder(name: str, folder: Path, source: str) -> Checkpoint:
     if not (folder / CONFIG).exists():
         raise InputError(f"{folder}: has no config.json; name a checkpoint's folder, or download its config.json into this one")
     config, hf_quant, findings = read_copies(folder / CONFIG, folder / QUANT if (folder / QUANT).exists() else None)
-    # Imported here, because a command that only reads configurations should not pay for it at every start.
-    from helpers.checkpoint.shards import read_tensors
+    if not any(file.endswith(WEIGHTS) for file in os.listdir(folder)):
+        return Checkpoint(name, folder, config, hf_quant, None, tuple(findings), source)
+    from helpers.checkpoint.shards import read_tensors  # not for configurations alone: the parser costs 15 ms to import
 
     tensors, tensor_findings = read_tensors(folder)
     return Checkpoint(name, folder, config, hf_quant, tensors, (*findings, *tensor_findings), source)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from helpers.checkpoint.files import read_limited
-from helpers.checkpoint.headers import HeaderError, TableBuilder, read_header, without_gc
+from helpers.checkpoint.files import read_limited, without_gc
+from helpers.checkpoint.headers import HeaderError, TableBuilder, read_header
 from helpers.checkpoint.names import some
 from helpers.checkpoint.tensor_table import TensorTable
 from helpers.errors import InputError
