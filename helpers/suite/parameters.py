@@ -17,6 +17,8 @@ from helpers.errors import UsageError, unknown
 from helpers.suite import expectation
 from helpers.suite.notebooks import Notebook
 
+# Whether notebooks also ask the real SGLang: never, where a release is installed, or as an error where it is not.
+ORACLE = ("off", "auto", "required")
 KINDS = {"str": str, "int": int, "float": float, "bool": {"true": True, "false": False, "True": True, "False": False}.__getitem__}
 
 
@@ -69,6 +71,8 @@ def _validate(values: Mapping[str, object]) -> None:
     flags = inspect.signature(deployment).parameters
     deployment(**{name: value for name, value in values.items() if name in flags})
     expectation.parse(str(values.get("expect", "")))
+    if values.get("oracle", "off") not in ORACLE:
+        raise unknown("value of oracle", values["oracle"], ORACLE)
     if "checkpoint" in values:
         open_checkpoint(str(values["checkpoint"]))
 
