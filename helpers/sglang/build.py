@@ -234,7 +234,19 @@ def _no_wheel(release: str, known: list[str]) -> UsageError:
 
 def _versions_for(minor: str) -> list[str]:
     asked = subprocess.run(
-        [_base_python(), "-m", "pip", "index", "versions", "sglang", "--python-version", minor, "--only-binary", ":all:"],
+        [
+            _base_python(),
+            "-m",
+            "pip",
+            "--disable-pip-version-check",
+            "index",
+            "versions",
+            "sglang",
+            "--python-version",
+            minor,
+            "--only-binary",
+            ":all:",
+        ],
         capture_output=True,
         text=True,
     )
