@@ -233,22 +233,8 @@ def _no_wheel(release: str, known: list[str]) -> UsageError:
 
 
 def _versions_for(minor: str) -> list[str]:
-    asked = subprocess.run(
-        [
-            _base_python(),
-            "-m",
-            "pip",
-            "--disable-pip-version-check",
-            "index",
-            "versions",
-            "sglang",
-            "--python-version",
-            minor,
-            "--only-binary",
-            ":all:",
-        ],
-        capture_output=True,
-        text=True,
-    )
+    """The releases with a wheel for that Python."""
+    arguments = ("index", "versions", "sglang", "--python-version", minor, "--only-binary", ":all:")
+    asked = subprocess.run([_base_python(), "-m", "pip", "--disable-pip-version-check", *arguments], capture_output=True, text=True)
     found = re.search(r"Available versions: (.*)", asked.stdout)
     return found[1].split(", ") if found else []
