@@ -21,6 +21,8 @@ from helpers.findings import Finding
 INDEX = "model.safetensors.index.json"
 MAX_INDEX_BYTES = 2**30  # 400,000 tensors take 43 MB
 LOADER = "sglang 0.5.16 weight_utils.py: filter_duplicate_safetensors_files"
+MISSING_FILES_IGNORED = ("0.5.11", "0.5.12", "0.5.12.post1", "0.5.13", "0.5.13.post1", "0.5.14", "0.5.15", "0.5.15.post1", "0.5.16")
+MISSING_FILES_REFUSED = ("0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23")
 
 
 class _Index(msgspec.Struct):
@@ -137,12 +139,12 @@ def _choose(present: list[str], named: set[str] | None) -> tuple[list[str], list
         # A Mistral repository has both; SGLang reads the second (filter_duplicate_safetensors_files).
         files = [name for name in present if name != "consolidated.safetensors"] if len(present) == 2 else present
         missing = _gaps(files)
-        return files, ([_missing(missing, "the numbers in the files' names")] if missing else []), not missing
+        return files, (_missing(missing, "the numbers in the files' names") if missing else []), not missing
     findings = []
     missing = sorted(named - set(present))
     unnamed = [name for name in present if name not in named]
     if missing:
-        findings.append(_missing(missing, INDEX))
+        findings += _missing(missing, INDEX)
     if unnamed:
         findings.append(_unnamed(unnamed))
     return [name for name in present if name in named], findings, not missing
@@ -182,18 +184,31 @@ def _no_weights(folder: Path, named: set[str] | None) -> list[Finding]:
     ]
 
 
-def _missing(files: list[str], implied_by: str) -> Finding:
-    return Finding(
-        id="load.shard_missing",
-        stage="load",
-        severity="wrong_output",
-        read=implied_by,
-        observed=f"missing: {some(files)}",
-        expected="every file of the checkpoint",
-        why="SGLang loads the files that are there and does not look for the others; their parameters keep whatever the memory held",
-        source=LOADER,
-        remedy=f"download {some(files)} into the folder",
-    )
+def _missing(files: list[str], implied_by: str) -> list[Finding]:
+    """Up to 0.5.16 no release looks whether the index's files are there; without an index none does at all."""
+
+    def finding(severity: str, why: str, source: str, releases: tuple[str, ...]) -> Finding:
+        return Finding(
+            id="load.shard_missing",
+            stage="load",
+            severity=severity,
+            read=implied_by,
+            observed=f"missing: {some(files)}",
+            expected="every file of the checkpoint",
+            why=why,
+            source=source,
+            remedy=f"download {some(files)} into the folder",
+            releases=releases,
+        )
+
+    silent = "SGLang loads the files that are there and does not look for the others; their parameters keep whatever the memory held"
+    if implied_by != INDEX:
+        return [finding("wrong_output", silent, LOADER, ())]
+    refused = "the loader compares the folder with the index, and the server exits"
+    return [
+        finding("fails_to_load", refused, LOADER.replace("0.5.16", "0.5.17"), MISSING_FILES_REFUSED),
+        finding("wrong_output", silent, LOADER, MISSING_FILES_IGNORED),
+    ]
 
 
 def _unnamed(files: list[str]) -> Finding:

@@ -4,13 +4,14 @@ import json
 import os
 import struct
 import threading
+import tomllib
 
 import pytest
 
 from helpers.checkpoint import open_checkpoint
+from helpers.checkpoint.shards import MISSING_FILES_IGNORED, MISSING_FILES_REFUSED
 from helpers.errors import InputError
-
-PROVABLE_FOR_LOAD = {"load.file_refused": "fails_to_load", "load.shard_missing": "wrong_output"}
+from helpers.paths import DATA
 
 
 def write_shard(path, names, size=8):
@@ -65,15 +66,28 @@ def test_sharded_without_index(folder):
     assert findings(folder) == {}
 
 
-@pytest.mark.parametrize("with_index", [True, False])
-def test_a_missing_shard_is_wrong_output_because_sglang_does_not_look_for_it(folder, with_index):
+def test_a_missing_shard_that_the_index_names(folder):
     (folder / "model-00002-of-00002.safetensors").unlink()
-    if not with_index:
-        (folder / "model.safetensors.index.json").unlink()
+    checkpoint = open_checkpoint(folder)
+    found = {finding.severity: finding for finding in checkpoint.reading}
+    assert set(found) == {"fails_to_load", "wrong_output"}
+    # sglang 0.5.17 is the first to compare the folder with the index.
+    assert (found["fails_to_load"].releases[0], found["wrong_output"].releases[-1]) == ("0.5.17", "0.5.16")
+    assert all("model-00002-of-00002.safetensors" in finding.observed and finding.stage == "load" for finding in checkpoint.reading)
+    assert checkpoint.tensors.complete is False
+
+
+def test_a_gap_in_the_numbers_is_wrong_output_because_no_release_looks_for_it(folder):
+    (folder / "model-00001-of-00002.safetensors").unlink()
+    (folder / "model.safetensors.index.json").unlink()
     found = findings(folder)["load.shard_missing"]
-    assert (found.stage, found.severity) == ("load", "wrong_output")
-    assert "model-00002-of-00002.safetensors" in found.observed and "model-00002-of-00002.safetensors" in found.remedy
+    assert (found.severity, found.releases, found.observed) == ("wrong_output", (), "missing: model-00001-of-00002.safetensors")
     assert open_checkpoint(folder).tensors.complete is False
+
+
+def test_the_releases_of_a_finding_are_all_that_the_suite_knows():
+    known = [entry["version"] for entry in tomllib.loads((DATA / "releases.toml").read_text())["release"]]
+    assert [*MISSING_FILES_IGNORED, *MISSING_FILES_REFUSED] == known
 
 
 def test_shards_may_be_numbered_from_zero(tmp_path):
