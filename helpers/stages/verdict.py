@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from helpers.checkpoint import Checkpoint
 from helpers.deployment import Deployment
-from helpers.findings import Verdict, ordered
+from helpers.findings import Finding, Verdict, ordered
 from helpers.stages.admit import Admission, admit
 from helpers.stages.detect import Detection, detect
 from helpers.stages.route import Routing, route
@@ -35,6 +36,12 @@ class Judgement:
         return f"Not examined: {'; '.join(parts)}."
 
 
+@lru_cache(maxsize=512)
+def _read(checkpoint: Checkpoint, version: str) -> tuple[Finding, ...]:
+    """What reading the checkpoint found that holds for this release: a missing shard, for one, means something else in each."""
+    return tuple(finding for finding in checkpoint.findings if not finding.releases or version in finding.releases)
+
+
 def judge(checkpoint: Checkpoint, deployment: Deployment) -> Judgement:
     """Ask the three stages that need no weights. Detection and routing are computed once for a checkpoint and release.
 
@@ -44,7 +51,7 @@ def judge(checkpoint: Checkpoint, deployment: Deployment) -> Judgement:
     detection = detect(checkpoint, deployment.release)
     admission = admit(checkpoint, detection, deployment)
     routing = route(checkpoint, detection, deployment.release, admission.model_quantization)
-    findings = checkpoint.findings + detection.findings + admission.findings + routing.findings
+    findings = _read(checkpoint, deployment.release.version) + detection.findings + admission.findings + routing.findings
     return Judgement(checkpoint, deployment, detection, admission, routing, Verdict(ordered(findings), EXAMINED))
 
 
