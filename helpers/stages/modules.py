@@ -141,9 +141,9 @@ QWEN3_MOE = Family(
     packed=lambda text, release: QKV_PACKED | GATE_UP_PACKED,
 )
 
-QWEN3_VL_MOE = Family(
-    architectures={"Qwen3VLMoeForConditionalGeneration": "0.5.11"},
-    file="models/qwen3_vl_moe.py",
+QWEN3_VL = Family(
+    architectures={"Qwen3VLMoeForConditionalGeneration": "0.5.11", "Qwen3VLForConditionalGeneration": "0.5.11"},
+    file="models/qwen3_vl.py",
     layers="model.language_model.layers.",
     checkpoint_layers=("model.language_model.layers.", "model.layers."),
     parts=_qwen3_moe,
@@ -206,12 +206,36 @@ def _has_full_attention(text: dict, layer: int) -> bool:
     if interval:
         return (layer + 1) % interval == 0
     kinds = text.get("layer_types") or ()
-    return layer < len(kinds) and kinds[layer] == "full_attention"
+    return layer < len(kinds) and kinds[layer] in ("full_attention", "qwen_sparse_attention", "indexed_attention")
 
+
+def _qwen3_next(text: dict, layer: int, release: Release, quantization: str) -> tuple[Part, ...]:
+    """models/qwen3_next.py: qkv stays BF16 for a flat NVFP4 checkpoint, and its shared expert is never asked for."""
+    if _has_full_attention(text, layer):
+        unless = "unquantised" if quantization == "modelopt_fp4" else ""
+        attention = (linear("self_attn.qkv_proj", "q_proj", "k_proj", "v_proj", unless=unless), O_PROJ, ATTENTION)
+    else:
+        attention = (linear("linear_attn.in_proj_qkvz"), linear("linear_attn.in_proj_ba"), linear("linear_attn.out_proj"))
+    return (*attention, experts(), *shared("mlp.shared_expert", unless="fused"))
+
+
+QWEN3_NEXT = Family(
+    architectures={"Qwen3NextForCausalLM": "0.5.11"},
+    file="models/qwen3_next.py",
+    layers="model.layers.",
+    checkpoint_layers=("model.layers.",),
+    parts=_qwen3_next,
+    top=lambda config: (lm_head(),),
+    packed=lambda text, release: QKV_PACKED | GATE_UP_PACKED,
+)
 
 QWEN3_5 = Family(
-    architectures={"Qwen3_5MoeForConditionalGeneration": "0.5.11", "Qwen3_5ForConditionalGeneration": "0.5.11"},
-    file="models/qwen3_5.py",
+    architectures={
+        "Qwen3_5MoeForConditionalGeneration": "0.5.11",
+        "Qwen3_5ForConditionalGeneration": "0.5.11",
+        "Qwen4ExpForConditionalGeneration": "0.5.20",
+    },
+    file="models/qwen3_5.py and qwen4_exp.py",
     layers="model.language_model.layers.",
     checkpoint_layers=("model.language_model.layers.",),
     parts=_qwen3_5,
@@ -224,7 +248,8 @@ QWEN3_5 = Family(
 # --- DeepSeek V3 and the models built on its class --------------------------------------------------------------------
 
 
-def _deepseek(text: dict, layer: int, release: Release, quantization: str) -> tuple[Part, ...]:
+def _mla(text: dict, indexer: tuple[Part, ...] = ()) -> tuple[Part, ...]:
+    """Latent attention. With a low-rank query, its first projection is fused with that of keys and values."""
     if text.get("q_lora_rank"):
         queries = (
             linear("self_attn.fused_qkv_a_proj_with_mqa", "q_a_proj", "kv_a_proj_with_mqa"),
@@ -232,10 +257,7 @@ def _deepseek(text: dict, layer: int, release: Release, quantization: str) -> tu
         )
     else:
         queries = (linear("self_attn.q_proj"), linear("self_attn.kv_a_proj_with_mqa"))
-    indexer = ()
-    if text.get("index_topk"):
-        indexer = (linear("self_attn.indexer.wq_b"), linear("self_attn.indexer.wk", unless="bf16 indexer"))
-    attention = (
+    return (
         *queries,
         *indexer,
         linear("self_attn.kv_b_proj"),
@@ -243,9 +265,26 @@ def _deepseek(text: dict, layer: int, release: Release, quantization: str) -> tu
         Part("self_attn.attn_mqa", "attention", ("self_attn",)),
         Part("self_attn.attn_mha", "attention", ("self_attn",)),
     )
+
+
+def _deepseek(text: dict, layer: int, release: Release, quantization: str) -> tuple[Part, ...]:
+    indexer = ()
+    if text.get("index_topk") and not (release.at_least("0.5.18") and _reuses_indexer(text, layer)):
+        indexer = (linear("self_attn.indexer.wq_b"), linear("self_attn.indexer.wk", unless="bf16 indexer"))
+    attention = _mla(text, indexer)
     if not _deepseek_is_sparse(text, layer):
         return (*attention, *DENSE)
     return (*attention, experts(), *(shared("mlp.shared_experts", unless="fused") if text.get("n_shared_experts") else ()))
+
+
+def _reuses_indexer(text: dict, layer: int) -> bool:
+    """configs/model_config.py: dsa_layer_skips_topk. Such a layer has no indexer of its own from 0.5.18."""
+    pattern = text.get("index_topk_pattern")
+    if pattern is not None:
+        return layer < len(pattern) and pattern[layer] == "S"
+    frequency = text.get("index_topk_freq") or 1
+    offset = text.get("index_skip_topk_offset")
+    return max(layer - (1 if offset is None else offset - 1), 0) % frequency != 0
 
 
 def _deepseek_is_sparse(text: dict, layer: int) -> bool:
@@ -280,6 +319,69 @@ KIMI_K25 = Family(
     parts=_deepseek,
     top=lambda config: (Module("lm_head", "lm_head", None, ("language_model.lm_head",)),),
     mapper=lambda release: Mapper(prefix={"language_model.layers.": "language_model.model.layers."}),
+)
+
+
+def _glm4_moe(text: dict, layer: int, release: Release, quantization: str) -> tuple[Part, ...]:
+    if not _deepseek_is_sparse(text, layer):
+        return (QKV, O_PROJ, *DENSE)
+    return (QKV, O_PROJ, experts(), *(shared("mlp.shared_experts", unless="fused") if text.get("n_shared_experts") else ()))
+
+
+GLM4_MOE = Family(
+    architectures={"Glm4MoeForCausalLM": "0.5.11"},
+    file="models/glm4_moe.py",
+    layers="model.layers.",
+    checkpoint_layers=("model.layers.",),
+    parts=_glm4_moe,
+    top=lambda config: (lm_head(),),
+    mapper=lambda release: Mapper() if release.at_least("0.5.16") else None,
+)
+
+
+def _kimi_k3(text: dict, layer: int, release: Release, quantization: str) -> tuple[Part, ...]:
+    """models/kimi_k3.py: KDA layers (their numbers count from one), else latent attention with an output gate."""
+    kda = (text.get("linear_attn_config") or {}).get("kda_layers") or ()
+    if layer + 1 in kda:
+        attention = (
+            linear("self_attn.fused_qkvg_proj", "q_proj", "k_proj", "v_proj", "g_proj"),
+            linear("self_attn.b_proj"),
+            linear("self_attn.f_a_proj"),
+            linear("self_attn.f_b_proj"),
+            O_PROJ,
+        )
+    else:
+        attention = (*_mla(text), *((linear("self_attn.g_proj"),) if text.get("mla_use_output_gate") else ()))
+    if not _deepseek_is_sparse(text, layer):
+        return (*attention, *DENSE)
+    moe = experts(source="block_sparse_moe.experts")
+    return (*attention, moe, *shared("mlp.shared_experts", "block_sparse_moe.shared_experts", unless="fused"))
+
+
+def _kimi_k3_packed(text: dict, release: Release) -> Mapping:
+    if not release.at_least("0.5.19"):
+        return {}
+    return (
+        GATE_UP_PACKED
+        | QKV_PACKED
+        | {
+            "qkv_conv1d": ("q_conv1d", "k_conv1d", "v_conv1d"),
+            "fused_qkvg_proj": ("q_proj", "k_proj", "v_proj", "g_proj"),
+            "fused_qkvbfg_a_proj": ("q_proj", "k_proj", "v_proj", "b_proj", "f_a_proj", "g_a_proj"),
+            "fused_fg_b_proj": ("f_b_proj", "g_b_proj"),
+        }
+    )
+
+
+KIMI_K3 = Family(
+    architectures={"KimiK3ForConditionalGeneration": "0.5.17"},
+    file="models/kimi_k3.py",
+    layers="model.layers.",
+    checkpoint_layers=("language_model.model.layers.",),
+    parts=_kimi_k3,
+    top=lambda config: (Module("lm_head", "lm_head", None, ("language_model.lm_head",)),),
+    packed=_kimi_k3_packed,
+    mapper=lambda release: Mapper(substr={"block_sparse_moe": "mlp"}, prefix={"language_model.layers.": "language_model.model.layers."}),
 )
 
 
@@ -326,6 +428,14 @@ MINIMAX_M2 = Family(
 )
 
 
+def _minimax_m3_packed(text: dict, release: Release) -> Mapping:
+    """The class has neither packed parts nor a mapper before 0.5.17 (sglang#31827)."""
+    if not release.at_least("0.5.17"):
+        return {}
+    index = ("index_q_proj", "index_k_proj") if release.at_least("0.5.20") else ("index_q_proj", "index_k_proj", "index_v_proj")
+    return QKV_PACKED | {"index_qkv_proj": index} | GATE_UP_PACKED
+
+
 def _minimax_m3(text: dict, layer: int, release: Release, quantization: str) -> tuple[Part, ...]:
     """models/minimax_m3.py: MiniMaxM3DecoderLayer; sparse-attention layers have an indexer."""
     attention = (QKV, O_PROJ, ATTENTION)
@@ -336,7 +446,9 @@ def _minimax_m3(text: dict, layer: int, release: Release, quantization: str) -> 
     if frequency is not None and layer < len(frequency) and not frequency[layer]:
         return (*attention, *DENSE)
     moe = experts(source="block_sparse_moe.experts")
-    return (*attention, moe, *(shared("mlp.shared_experts", "block_sparse_moe.shared_experts") if text.get("n_shared_experts") else ()))
+    if not text.get("n_shared_experts"):
+        return (*attention, moe)
+    return (*attention, moe, *shared("mlp.shared_experts", "block_sparse_moe.shared_experts", unless="fused"))
 
 
 MINIMAX_M3 = Family(
@@ -346,6 +458,8 @@ MINIMAX_M3 = Family(
     checkpoint_layers=("language_model.model.layers.",),
     parts=_minimax_m3,
     top=lambda config: (lm_head("language_model.lm_head"),),
+    packed=_minimax_m3_packed,
+    mapper=lambda release: Mapper(substr={".block_sparse_moe.": ".mlp."}) if release.at_least("0.5.17") else None,
 )
 
 # --- Nemotron-H: one mixer a layer, experts without a gate -----------------------------------------------------------
@@ -392,7 +506,8 @@ NEMOTRON_H = Family(
 def _gemma4(text: dict, layer: int, release: Release, quantization: str) -> tuple[Part, ...]:
     """models/gemma4_causal.py: the experts stand beside the dense MLP, and their runtime name has a ``moe.`` of its own."""
     moe = (Part("moe.experts", "experts", ("experts",)),) if text.get("enable_moe_block") else ()
-    return (QKV, O_PROJ, ATTENTION, *DENSE, *moe)
+    inputs = (linear("per_layer_input_gate"), linear("per_layer_projection")) if text.get("hidden_size_per_layer_input") else ()
+    return (QKV, O_PROJ, ATTENTION, *DENSE, *inputs, *moe)
 
 
 def _gemma4_top(config: dict) -> tuple[Module, ...]:
@@ -413,6 +528,23 @@ def _gemma4_top(config: dict) -> tuple[Module, ...]:
         modules.append(Module("model.embed_vision.embedding_projection", "linear", None, ("model.embed_vision.embedding_projection",)))
     return tuple(modules)
 
+
+GEMMA4_TEXT = Family(
+    architectures={"Gemma4ForCausalLM": "0.5.11"},
+    file="models/gemma4_causal.py",
+    layers="model.layers.",
+    checkpoint_layers=("model.layers.",),
+    parts=_gemma4,
+    top=lambda config: (
+        ((lm_head(),) if not config.get("tie_word_embeddings", True) else ())
+        + (
+            (Module("model.per_layer_model_projection", "linear", None, ("model.per_layer_model_projection",)),)
+            if config.get("hidden_size_per_layer_input")
+            else ()
+        )
+    ),
+    packed=lambda text, release: QKV_PACKED | GATE_UP_PACKED,
+)
 
 GEMMA4 = Family(
     architectures={"Gemma4ForConditionalGeneration": "0.5.11"},
@@ -486,16 +618,20 @@ MIXTRAL = Family(
 
 FAMILIES = (
     QWEN3_MOE,
-    QWEN3_VL_MOE,
+    QWEN3_VL,
     QWEN3,
     LLAMA,
+    QWEN3_NEXT,
     QWEN3_5,
     DEEPSEEK,
     KIMI_K25,
+    GLM4_MOE,
+    KIMI_K3,
     DEEPSEEK_V4,
     MINIMAX_M2,
     MINIMAX_M3,
     NEMOTRON_H,
+    GEMMA4_TEXT,
     GEMMA4,
     LLAMA4,
     LLAMA4_VL,

@@ -15,6 +15,7 @@ _module_path_match), models/utils.py (WeightsMapper).
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 # A glob of these characters only needs no regular expression; anything else is live regex syntax in SGLang too.
 _PLAIN_GLOB = re.compile(r"[\w.*\-:/ \x00]*", re.ASCII)
@@ -238,6 +239,16 @@ class LayerAlgorithms:
                     break
                 self.first_child[ancestor] = key
                 dot = key.rfind(".", 0, dot)
+
+    @cached_property
+    def blocks(self) -> dict[str, dict[str, str]]:
+        """Expert block -> {algorithm: its first key}: the entries of what SGLang builds as one module."""
+        blocks: dict[str, dict[str, str]] = {}
+        for key, entry in self.layers.items():
+            head, found, _ = key.partition(".experts.")
+            if found:
+                blocks.setdefault(f"{head}.experts", {}).setdefault(str(entry.get("quant_algo", "")).upper(), key)
+        return blocks
 
     def algorithm(self, key: str) -> str:
         """The map's algorithm for one of its keys, upper-cased; Unloadable as SGLang fails."""

@@ -6,7 +6,7 @@ deployment is in consequences.py. Findings here hold for every deployment of tha
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from helpers.checkpoint import Checkpoint
 from helpers.deployment import Release
@@ -15,7 +15,7 @@ from helpers.stages import route_findings
 from helpers.stages.detect import Detection
 from helpers.stages.methods import Choice, choose
 from helpers.stages.modules import Family, Module, family_of, has_class, modules_of
-from helpers.stages.names import Unloadable, candidates_of
+from helpers.stages.names import Unloadable
 from helpers.stages.quant_config import Spec, quant_spec
 from helpers.stages.steps import Step
 
@@ -77,10 +77,21 @@ class Routing:
     spec: Spec | None
     findings: tuple[Finding, ...]
 
-    @property
-    def expert_methods(self) -> Counter:
-        """(algorithm, method) -> number of expert blocks. All that the rules about a deployment look at."""
+    @cached_property
+    def expert_blocks(self) -> Counter:
+        """(algorithm, method) -> number of expert blocks."""
         return Counter((module.algo, module.method) for module in self.modules if module.kind == "experts")
+
+    @cached_property
+    def draft_algorithms(self) -> frozenset[str]:
+        """Algorithms the map gives to the draft model's layers (keys ``mtp.``)."""
+        layers = self.spec.layers.layers if self.spec is not None and self.spec.layers is not None else {}
+        return frozenset(self.spec.layers.algorithm(key) for key in layers if key.startswith("mtp."))
+
+    @cached_property
+    def expert_kinds(self) -> frozenset[tuple[str | None, str]]:
+        """The distinct (algorithm, method) of the expert blocks: all that most rules about a deployment look at."""
+        return frozenset(self.expert_blocks)
 
 
 def route(checkpoint: Checkpoint, detection: Detection, release: Release, quantization: str | None = None) -> Routing:
@@ -124,7 +135,7 @@ def _route(checkpoint: Checkpoint, detection: Detection, release: Release, quant
         spec=spec,
         findings=(),
     )
-    findings = route_findings.findings(checkpoint, detection, bare, error, candidates_of(release))
+    findings = route_findings.findings(checkpoint, detection, bare, error)
     return Routing(**{**vars(bare), "findings": findings})
 
 

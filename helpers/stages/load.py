@@ -1,0 +1,218 @@
+"""Stage 4, as far as the configuration alone proves it: does one expert fit the runner's layout once it is cut over the ranks?
+
+Only rules that the geometry in config.json decides are here; tensors are not read, so the stage is never called passed.
+Sources: layers/quantization/modelopt_quant.py (ModelOptNvFp4FusedMoEMethod.process_weights_after_loading),
+layers/moe/moe_runner/flashinfer_cutedsl.py (interleave_w13_halves), layers/moe/fused_moe_triton/layer.py (FusedMoE.__init__),
+model_loader/loader.py (_get_quantization_config). The same in every release unless a rule says otherwise.
+"""
+
+from collections.abc import Callable, Iterator
+
+from helpers.deployment import RELEASES
+from helpers.findings import Finding
+from helpers.stages.case import Case
+
+PROCESS = "layers/quantization/modelopt_quant.py: ModelOptNvFp4FusedMoEMethod.process_weights_after_loading"
+ALL = tuple(release.version for release in RELEASES)
+
+# Runners that lay NVFP4 weights out as they came from the checkpoint, cut at 64 or 128 rows.
+_ROW_ALIGNED = ("flashinfer_cutedsl", "flashinfer_cutlass", "cutlass", "auto", "triton", "deep_gemm")
+
+
+def gpu_is_too_old(case: Case) -> Iterator[Finding]:
+    """The quantisation config's own minimum, checked before any layer is built."""
+    spec = case.routing.spec
+    have = case.capability[0] * 10 + case.capability[1]
+    if spec is None or have >= spec.min_capability:
+        return
+    yield Finding(
+        id="load.gpu_below_minimum",
+        stage="load",
+        severity="fails_to_load",
+        read=f"GPU {case.deployment.gpu.key} ({case.deployment.gpu.arch})",
+        observed=f"ValueError: The quantization method {case.routing.quantization} is not supported for the current GPU. "
+        f"Minimum capability: {spec.min_capability}. Current capability: {have}.",
+        expected=f"compute capability {spec.min_capability // 10}.{spec.min_capability % 10} or more",
+        why="the loader compares the GPU with the quantisation config's minimum",
+        source=f"sglang {case.release} model_loader/loader.py: _get_quantization_config",
+        remedy=_old_gpu_remedy(case),
+        releases=(case.release.version,),
+    )
+
+
+def _old_gpu_remedy(case: Case) -> str:
+    if case.routing.spec.min_capability == 100 and case.capability >= (8, 0) and not case.release.at_least("0.5.13"):
+        return "use SGLang 0.5.13 or newer with --moe-runner-backend marlin, or a Blackwell GPU"
+    return "use a newer GPU"
+
+
+def experts_do_not_divide(case: Case) -> Iterator[Finding]:
+    """FusedMoE asserts that ranks divide experts and the intermediate size."""
+    geometry = case.shape.geometry
+    if geometry is None:
+        return
+    if geometry.experts % case.ep:
+        yield _not_divisible(case, "experts", geometry.experts, "ep", case.ep)
+    elif geometry.intermediate % case.moe_tp:
+        yield _not_divisible(case, "intermediate size of an expert", geometry.intermediate, "tp / ep", case.moe_tp)
+
+
+def _not_divisible(case: Case, what: str, size: int, ranks: str, count: int) -> Finding:
+    return Finding(
+        id="load.experts_not_divisible",
+        stage="load",
+        severity="fails_to_load",
+        read=f"config.json: {what} {size}; {ranks} {count}",
+        observed=f"AssertionError: {size} is not a multiple of {count}",
+        expected=f"{ranks} divides the {what}",
+        why="every rank holds an equal share",
+        source=f"sglang {case.release} layers/moe/fused_moe_triton/layer.py: FusedMoE.__init__",
+        remedy=f"choose {ranks} from {', '.join(str(n) for n in range(1, 65) if size % n == 0)}",
+        releases=ALL,
+    )
+
+
+def gated_halves_need_64_rows(case: Case) -> Iterator[Finding]:
+    """Gate and up lie in one tensor: each half must end on a tile border, I_local % 64, for every runner but TRT-LLM and Marlin."""
+    local = _local_intermediate(case)
+    runner = _layout(case)
+    if local is None or runner not in _ROW_ALIGNED or not case.shape.geometry.gated or local % 64 == 0:
+        return
+    interleaved = runner == "flashinfer_cutedsl" and not case.cutedsl_v1
+    message = (
+        f"ValueError: Expected split dim divisible by group_size=64, got {local}."
+        if interleaved
+        else "AssertionError: The intermediate size required padding, but padding is also implemented for gated activations"
+    )
+    yield Finding(
+        id="load.gated_rows_not_aligned",
+        stage="load",
+        severity="fails_to_load",
+        read=f"config.json: intermediate size {case.shape.geometry.intermediate}; tp {case.deployment.tp}, ep {case.ep}",
+        observed=f"{message} ({local} rows a rank)",
+        expected="a multiple of 64 rows a rank",
+        why="CuTe DSL interleaves gate and up in groups of 64 rows"
+        if interleaved
+        else "block scales are padded to 128 rows over gate and up together, and padding in the middle is not implemented",
+        source=f"sglang {case.release} {PROCESS}",
+        remedy=_alignment_remedy(case),
+        reference="https://github.com/sgl-project/sglang/pull/38728",
+        releases=ALL,
+    )
+
+
+def _alignment_remedy(case: Case) -> str:
+    """The first tp / ep split whose share is aligned, else TRT-LLM, which pads."""
+    geometry = case.shape.geometry
+    fits = [ep for ep in (case.deployment.tp,) if ep > case.ep and geometry.experts % ep == 0 and geometry.intermediate % 64 == 0]
+    return f"--ep-size {fits[0]}" if fits else "--moe-runner-backend flashinfer_trtllm"
+
+
+def scale_groups_are_cut(case: Case) -> Iterator[Finding]:
+    """A rank's share must hold whole scale groups, or its scales start inside a group."""
+    local = _local_intermediate(case)
+    runner = _layout(case)
+    group = case.routing.spec.group_size or 16
+    if local is None or runner not in _ROW_ALIGNED or local % group == 0 or case.moe_tp == 1:
+        return
+    if case.shape.geometry.gated:
+        return  # already stopped by gated_halves_need_64_rows
+    yield Finding(
+        id="load.scale_groups_cut",
+        stage="load",
+        severity="wrong_output",
+        read=f"config.json: intermediate size {case.shape.geometry.intermediate}; tp {case.deployment.tp}, ep {case.ep}",
+        observed=f"{local} columns of down_proj a rank, in scale groups of {group}",
+        expected=f"a multiple of {group}",
+        why="every rank takes the same whole number of scales, so from the second rank on they belong to other columns",
+        source=f"sglang {case.release} layers/moe/fused_moe_triton/layer.py: FusedMoE._load_w2",
+        remedy="--moe-runner-backend flashinfer_trtllm" if case.deployment.tp == case.ep else f"--ep-size {case.deployment.tp}",
+        releases=(case.release.version,),
+    )
+
+
+def group_size_is_not_16(case: Case) -> Iterator[Finding]:
+    """Every NVFP4 kernel has 16 values a scale built in."""
+    group = case.routing.spec.group_size
+    if not case.nvfp4 or group in (None, 16):
+        return
+    stops = case.runner in ("flashinfer_cutedsl", "flashinfer_trtllm") and not case.cutedsl_v1
+    yield Finding(
+        id="load.group_size_not_16",
+        stage="load",
+        severity="fails_to_load" if stops else "wrong_output",
+        read=f"{case.detection.copy}: group_size",
+        observed=str(group),
+        expected="16",
+        why="block scales are laid out for groups of 16: the element count does not fit"
+        if stops
+        else "the kernel reads one scale for each 16 values whatever the checkpoint says",
+        source=f"sglang {case.release} {PROCESS}",
+        remedy="quantise again with group_size 16",
+        releases=(case.release.version,),
+    )
+
+
+def input_scales_are_not_sliced(case: Case) -> Iterator[Finding]:
+    """Runners without an NVFP4 path of their own multiply scales of all experts with weights of the rank's."""
+    if not case.nvfp4 or case.ep == 1 or _layout(case) not in ("auto", "cutlass", "triton", "deep_gemm"):
+        return
+    yield Finding(
+        id="load.input_scales_not_sliced",
+        stage="load",
+        severity="fails_to_load",
+        read=f"--moe-runner-backend {case.runner}, ep {case.ep}",
+        observed="RuntimeError: input scales of all experts multiplied with weight scales of the rank's experts",
+        expected="a runner that takes the rank's share of the input scales",
+        why="only FlashInfer's runners and Marlin handle them; what is left keeps one input scale for each expert of the model",
+        source=f"sglang {case.release} {PROCESS}",
+        remedy="--moe-runner-backend flashinfer_trtllm",
+        reference="https://github.com/sgl-project/sglang/issues/36597",
+        releases=(case.release.version,),
+    )
+
+
+def geometry_is_missing(case: Case) -> Iterator[Finding]:
+    """Without dimensions the rules above cannot be asked."""
+    if case.nvfp4 and case.shape.geometry is None:
+        yield Finding(
+            id="load.geometry_unknown",
+            stage="load",
+            severity="abstained",
+            read="config.json",
+            observed=case.shape.problem,
+            expected="number and intermediate size of the experts",
+            why="alignment and divisibility of the experts' weights cannot be asked",
+            source="helpers/checkpoint/geometry.py",
+            remedy="restore the model's own config.json",
+            releases=(case.release.version,),
+        )
+
+
+def _layout(case: Case) -> str:
+    """The runner the NVFP4 weights are laid out for: the server's, "marlin" where auto means it, "" without NVFP4 blocks."""
+    if not case.nvfp4 or (not case.blackwell and case.runner != "marlin" and not _auto_is_marlin(case)):
+        return ""
+    return "marlin" if _auto_is_marlin(case) else case.runner
+
+
+def _auto_is_marlin(case: Case) -> bool:
+    return case.runner == "auto" and case.nvfp4_runner == "marlin"
+
+
+def _local_intermediate(case: Case) -> int | None:
+    geometry = case.shape.geometry
+    if geometry is None or geometry.experts % case.ep or geometry.intermediate % case.moe_tp:
+        return None
+    return geometry.intermediate // case.moe_tp
+
+
+LOAD_RULES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
+    gpu_is_too_old,
+    experts_do_not_divide,
+    gated_halves_need_64_rows,
+    scale_groups_are_cut,
+    group_size_is_not_16,
+    input_scales_are_not_sliced,
+    geometry_is_missing,
+)
