@@ -20,7 +20,7 @@ LEGEND = {
     "wrong_output": "the server answers, and the answers are wrong",
     "off_path": "serves, but slower or with more bytes than the checkpoint was made for",
     "unknown": "a rule that could block had too little information",
-    "serves": "nothing examined stands against it; the sentence below names what was not examined",
+    "serves": "nothing that was examined stands against it",
 }
 
 
