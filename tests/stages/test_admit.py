@@ -66,7 +66,7 @@ REFUSALS = [
         "The repository made for a test contains custom code",
     ),
     (
-        "config.layer_types",
+        "layer_types",
         checkpoint("GlmMoeDsaForCausalLM", "glm_moe_dsa", NVFP4, layer_types=["deepseek_sparse_attention"]),
         {"sglang": "0.5.14"},
         "StrictDataclassClassValidationError",

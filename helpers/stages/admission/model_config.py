@@ -71,4 +71,4 @@ def _layer_types(r: Resolution) -> None:
     )
     question = "does this release's transformers know the kinds of layers?"
     unknown = ", ".join(sorted({str(kind) for kind in layers if kind not in allowed}))
-    r.refuse("config.layer_types", "StrictDataclassClassValidationError", message, question, "config.json: layer_types", unknown)
+    r.refuse("layer_types", "StrictDataclassClassValidationError", message, question, "config.json: layer_types", unknown)

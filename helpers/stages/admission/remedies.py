@@ -125,7 +125,7 @@ _BY_NAME = "the list compares server_args.quantization, the flag or what a rule 
 
 ADVICE: dict[str, Advice] = {
     "config.model_type": Advice("a model type with a config class", "nothing of a checkpoint is executed to find one", _model_type),
-    "config.layer_types": Advice(
+    "layer_types": Advice(
         "kinds of layers that transformers knows",
         "the release pins a transformers older than this kind of layer",
         lambda r: f"upgrade to SGLang {next(x for x in RELEASES if x.transformers not in ('5.6.0', '5.8.1'))} or newer",

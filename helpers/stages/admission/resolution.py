@@ -42,7 +42,7 @@ class Resolution:
         self.a2a = flags.a2a
         self.tp = flags.tp
         self.ep = flags.ep
-        self.attention_dp_enabled = flags.enable_dp_attention and (flags.dp > 1 or not flags.release.at_least("0.5.22"))
+        self.attention_dp_enabled = flags.enable_dp_attention  # until parallel_rules: SGLang switches it off for one group
         self.attention_dp = flags.dp if flags.enable_dp_attention else 1
         self.replicas = 1 if flags.enable_dp_attention else flags.dp
         self.deepep_mode = flags.deepep_mode

@@ -22,6 +22,7 @@ def memory_rules(r: Resolution) -> None:
 def parallel_rules(r: Resolution) -> None:
     """Attention data parallelism: tp is split into dp groups, and a group gets its share of the chunk. handle_data_parallelism."""
     if r.attention_dp == 1:
+        r.attention_dp_enabled = False
         return r.note("parallel", "is attention data parallel?", "--dp-size, --enable-dp-attention", f"{r.flags.dp}", "no")
     fits = r.tp % r.attention_dp == 0
     r.check("parallel.dp", fits, "", "does dp divide tp?", "--tp-size, --dp-size", f"{r.tp}, {r.attention_dp}")

@@ -30,6 +30,7 @@ SOURCES = {
         ("0.5.19", "arg_groups/serving_hook.py: handle_missing_default_values"),
     ),
     "config": (("0.5.11", "utils/hf_transformers/config.py: get_config"), ("0.5.12", "utils/hf_transformers/config.py: parse")),
+    "layer_types": (("0.5.11", "utils/hf_transformers_patches.py: patched"), ("0.5.14", "utils/hf_transformers/config.py: parse")),
     "model_config": (("0.5.11", "configs/model_config.py: _verify_quantization"),),
     "memory": (
         ("0.5.11", "server_args.py: _handle_gpu_memory_settings"),
