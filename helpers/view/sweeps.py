@@ -75,6 +75,17 @@ def auto_runner(checkpoint: Checkpoint) -> dict[tuple[str, str], str]:
     return {(gpu, version): one.runner if one.accepted else "refused" for (version, _, _, gpu), one in found.items()}
 
 
+def over_releases(checkpoint: Checkpoint, asked: Deployment) -> dict[str, str]:
+    """Release -> "accepted" or "refused" for the deployment asked, on every release that knows its runner and all-to-all."""
+    found = admissions(checkpoint, asked, [asked.runner], [asked.a2a])
+    return {version: "accepted" if one.accepted else "refused" for (version, *_), one in found.items()}
+
+
+def as_matrix(lanes: Mapping[str, Mapping[str, str]]) -> dict[str, dict[tuple[str, str], str]]:
+    """A timeline's lanes as one panel of a matrix, for the table beside it."""
+    return {"": {(lane, version): state for lane, states in lanes.items() for version, state in states.items()}}
+
+
 def outcomes(checkpoint: Checkpoint, asked: Deployment) -> dict[tuple[str, str], str]:
     """(runner, release) -> outcome of the deployment asked with that runner on that release, where both exist."""
     names = dict.fromkeys([asked.runner, *RUNNERS])

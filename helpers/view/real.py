@@ -1,0 +1,63 @@
+"""The real releases beside our model of them. Nothing is asked unless a notebook's parameter ``oracle`` says so.
+
+off: nothing is asked. auto: the releases whose environment is built. required: all that were named; one that is missing is an
+error. What of a release is real and what is simulated: helpers.sglang.client, REAL and SIMULATED.
+"""
+
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from helpers.checkpoint import Checkpoint
+from helpers.deployment import Deployment, release
+from helpers.errors import UsageError, unknown
+from helpers.sglang.client import Answer, ModelAnswer, Worker
+from helpers.sglang.environments import environments
+
+MODES = ("off", "auto", "required")
+
+
+def to_ask(oracle: str, versions: Sequence[str]) -> tuple[str, ...]:
+    """The releases that will be asked. UsageError for an unknown mode, or for a required release without an environment."""
+    if oracle not in MODES:
+        raise unknown("oracle", oracle, MODES)
+    if oracle == "off":
+        return ()
+    found = environments()
+    missing = [version for version in versions if version not in found]
+    if oracle == "required" and missing:
+        raise UsageError(f'no environment for sglang {", ".join(missing)}: make sglang RELEASES="{" ".join(missing)}"')
+    return tuple(version for version in versions if version in found)
+
+
+def arguments(versions: Sequence[str], checkpoint: Checkpoint, asked: Deployment) -> dict[str, Answer]:
+    """What each release makes of the same launch. About 10 seconds and 1 GB a release, one after another."""
+    answers = {}
+    with _folder(checkpoint) as folder:
+        for version in versions:
+            with Worker(version) as worker:
+                answers[version] = worker.arguments(folder, replace(asked, release=release(version)))
+    return answers
+
+
+def model(checkpoint: Checkpoint, asked: Deployment) -> ModelAnswer:
+    """The model that the release of the deployment builds, without memory: every module and the method it got."""
+    with _folder(checkpoint) as folder, Worker(asked.release.version) as worker:
+        return worker.model(folder, asked)
+
+
+@contextmanager
+def _folder(checkpoint: Checkpoint) -> Iterator[Path]:
+    """A folder with the checkpoint's configuration: its own, or a temporary one for a public configuration."""
+    if checkpoint.path is not None:
+        yield checkpoint.path
+        return
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        (folder / "config.json").write_text(json.dumps(checkpoint.config), encoding="utf-8")
+        if checkpoint.hf_quant is not None:
+            (folder / "hf_quant_config.json").write_text(json.dumps(checkpoint.hf_quant), encoding="utf-8")
+        yield folder
