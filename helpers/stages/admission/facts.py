@@ -21,9 +21,17 @@ class Facts:
 
     @cached_property
     def declared(self) -> Mapping | None:
-        """config.json's own quantization_config after ModelConfig has written quant_method back into it; None without one."""
-        inline = self.checkpoint.config.get("quantization_config")
-        return self.detection.parsed if isinstance(inline, Mapping) else None
+        """config.json's own quantization_config after ModelConfig has written quant_method back into it; None without one.
+
+        One inside text_config counts too: SGLang copies what the top level lacks. utils/hf_transformers/config.py: parse.
+        """
+        either = (self.checkpoint.config.get("quantization_config"), self.text_quantization)
+        return self.detection.parsed if any(isinstance(inline, Mapping) for inline in either) else None
+
+    @property
+    def text_quantization(self) -> object:
+        """quantization_config of the text part, which is the whole config for a text-only model."""
+        return self.checkpoint.text_config.get("quantization_config")
 
     @cached_property
     def quant_method(self) -> str | None:

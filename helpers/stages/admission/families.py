@@ -221,12 +221,22 @@ def gpt_oss(r: Resolution) -> None:
 
 def cohere2(r: Resolution) -> None:
     """Command A Plus, from 0.5.19: unquantised, or compressed-tensors NVFP4."""
-    groups = (r.facts.declared or {}).get("config_groups", {})
-    packed = r.facts.quant_method == "compressed-tensors" and any(
-        isinstance(group, Mapping) and group.get("format") == "nvfp4-pack-quantized" for group in groups.values()
-    )
+    declared = r.facts.declared or {}
+    packed = "nvfp4" in str(declared.get("format", "")) or _has_format(declared, "nvfp4")
     if r.runner == "auto" and r.gpu.is_sm100 and (r.model_quantization is None or packed):
         _default_runner(r, "cohere2", "flashinfer_trtllm", "config_groups: format", "nvfp4-pack-quantized" if packed else "not quantised")
+
+
+def kimi_k3(r: Resolution) -> None:
+    """Kimi K3, from 0.5.18: packed MXFP4. NVIDIA's NVFP4 checkpoint of it has no rule."""
+    text = r.facts.text_quantization
+    if r.runner == "auto" and r.gpu.is_sm100 and isinstance(text, Mapping) and _has_format(text, "mxfp4"):
+        _default_runner(r, "kimi_k3", "flashinfer_mxfp4", "config_groups: format", "mxfp4")
+
+
+def _has_format(quantization: Mapping, name: str) -> bool:
+    groups = quantization.get("config_groups") or {}
+    return any(isinstance(group, Mapping) and name in str(group.get("format", "")) for group in groups.values())
 
 
 def mimo_v2(r: Resolution) -> None:
@@ -280,6 +290,7 @@ FAMILIES: dict[str, tuple[Rule, str]] = {
     "GptOssForCausalLM": (gpt_oss, "0.5.11"),
     "MiMoV2ForCausalLM": (mimo_v2, "0.5.17"),
     "MiMoV2FlashForCausalLM": (mimo_v2, "0.5.17"),
+    "KimiK3ForConditionalGeneration": (kimi_k3, "0.5.18"),
     "Cohere2VisionForConditionalGeneration": (cohere2, "0.5.19"),
     "Cohere2MoeForCausalLM": (cohere2, "0.5.19"),
     "BeamForCausalLM": (beam, "0.5.23"),

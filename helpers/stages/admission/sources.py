@@ -20,6 +20,7 @@ _FAMILIES = {
     "gpt_oss": ("_gpt_oss_overrides", "gpt_oss.py"),
     "mimo_v2": ("_mimo_v2_overrides", "mimo_v2.py"),
     "cohere2": ("_cohere2_moe_runner_overrides", "cohere2_moe.py"),
+    "kimi_k3": ("_kimi_k3_moe_runner_overrides", "kimi_k3.py"),
     "beam": ("_beam_overrides", "beam.py"),
 }
 
