@@ -8,6 +8,7 @@ from helpers.checkpoint import Checkpoint
 from helpers.deployment import Deployment
 from helpers.findings import Finding, Verdict, ordered
 from helpers.stages.admit import Admission, admit
+from helpers.stages.consequences import consequences
 from helpers.stages.detect import Detection, detect
 from helpers.stages.route import Routing, route
 
@@ -52,6 +53,7 @@ def judge(checkpoint: Checkpoint, deployment: Deployment) -> Judgement:
     admission = admit(checkpoint, detection, deployment)
     routing = route(checkpoint, detection, deployment.release, admission.model_quantization)
     findings = _read(checkpoint, deployment.release.version) + detection.findings + admission.findings + routing.findings
+    findings += consequences(checkpoint, detection, admission, routing, deployment)
     return Judgement(checkpoint, deployment, detection, admission, routing, Verdict(ordered(findings), EXAMINED))
 
 
