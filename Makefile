@@ -54,7 +54,7 @@ test: $(INSTALLED) lint ## all the tests
 lint: $(INSTALLED) ## ruff on code and notebooks, and notebooks without outputs
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m nbstripout --verify notebooks/*.ipynb
+	$(PY) -m nbstripout --keep-id --verify notebooks/*.ipynb
 
 lab: $(INSTALLED) ## open JupyterLab on notebooks/00_start_here.ipynb
 	$(PY) -m jupyterlab --notebook-dir=. notebooks/00_start_here.ipynb

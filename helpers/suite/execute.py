@@ -105,7 +105,7 @@ def _papermill(notebook: Notebook, parameters: Mapping[str, object], executed: P
 
     limits = notebook.limits
     try:
-        papermill.execute_notebook(
+        done = papermill.execute_notebook(
             _literal(notebook.path),
             _literal(executed),
             dict(parameters),
@@ -126,7 +126,9 @@ def _papermill(notebook: Notebook, parameters: Mapping[str, object], executed: P
         return End("time_limit", "CellTimeoutError", f"the cell took longer than {limits.cell:g} s", stopper.cell)
     except Exception as error:  # noqa: BLE001  whatever it is, it is this notebook's result, and the others go on
         return _stopped(error, stopper, limits.notebook)
-    return End("completed")
+    # sys.exit(0) ends a notebook in the middle, and papermill calls that a success.
+    errors = [output for cell in done.cells for output in cell.get("outputs", []) if output.output_type == "error"]
+    return End("raised", errors[0].ename, "the notebook ended itself") if errors else End("completed")
 
 
 def _stopped(error: Exception, stopper: Stopper, limit: float) -> End:

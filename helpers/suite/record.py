@@ -49,16 +49,20 @@ def _read(path: Path) -> tuple[list[dict], dict | None]:
 
 
 def _missing(executed: dict, made: set[str], end: End) -> list[dict]:
-    """Checks that the cells declare and that were not recorded: error in the cell that did not end, not reached elsewhere."""
+    """Checks that the cells declare and that were not recorded: error in the cell that did not end, not reached after it, and
+    not run where every cell ended: there a condition of the notebook's own left them out.
+    """
     missing = []
     for index, cell in enumerate(executed["cells"]):
         if cell["cell_type"] != "code":
             continue
-        stopped = index == end.cell or any(output["output_type"] == "error" for output in cell["outputs"])
-        for id in declared_checks("".join(cell["source"])):
-            if id not in made:
-                why = f"{end.error}: {end.message}" if stopped else "the notebook did not come this far"
-                missing.append(asdict(Check(id, "error" if stopped else "not_reached", why=why)))
+        if end.how == "completed":
+            state, why = "not_run", "the condition that its cell puts before it did not hold"
+        elif index == end.cell or any(output["output_type"] == "error" for output in cell["outputs"]):
+            state, why = "error", f"{end.error}: {end.message}"
+        else:
+            state, why = "not_reached", "the notebook did not come this far"
+        missing += [asdict(Check(id, state, why=why)) for id in declared_checks("".join(cell["source"])) if id not in made]
     return missing
 
 

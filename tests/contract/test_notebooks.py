@@ -71,13 +71,22 @@ def test_papermill_reads_the_parameters_that_python_reads(path):
         assert found[name]["help"] == text
 
 
+def names(tree: ast.AST, hidden: frozenset[str] = frozenset()) -> list[ast.Name]:
+    """The names of a cell that mean the notebook's own: a comprehension's variables are nobody else's."""
+    if isinstance(tree, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+        targets = [node for loop in tree.generators for node in ast.walk(loop.target) if isinstance(node, ast.Name)]
+        hidden |= {target.id for target in targets}
+    if isinstance(tree, ast.Name):
+        return [] if tree.id in hidden else [tree]
+    return [name for child in ast.iter_child_nodes(tree) for name in names(child, hidden)]
+
+
 def test_parameters_are_read_and_never_assigned_again(path, code):
     position = code.index(tagged(code)[0])
-    trees = [ast.parse(cell.source) for cell in code[position + 1 :]]
-    names = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    found = [name for cell in code[position + 1 :] for name in names(ast.parse(cell.source))]
     for name in parameters(path):
-        assert any(node.id == name and isinstance(node.ctx, ast.Load) for node in names), f"{name} is never read"
-        assert not any(node.id == name and not isinstance(node.ctx, ast.Load) for node in names), f"{name} is assigned again"
+        assert any(node.id == name and isinstance(node.ctx, ast.Load) for node in found), f"{name} is never read"
+        assert not any(node.id == name and not isinstance(node.ctx, ast.Load) for node in found), f"{name} is assigned again"
 
 
 def test_the_same_parameter_is_the_same_everywhere():

@@ -41,6 +41,7 @@ ENDINGS = {
         {"a.one": "fail", "a.two": "pass"},
     ),
     "not_run": (["not_run('a.gpu', 'needs a B200')", *PASSING], "pass", {"a.gpu": "not_run", "a.one": "pass"}),
+    "conditional": (["if 1 > 2:\n    check('a.never', 1, 1, 'x')", *PASSING], "pass", {"a.one": "pass", "a.never": "not_run"}),
     "known_bad": (["known_bad('a.bug', 1, 2, 'off by one', 'issue 7')", *PASSING], "pass", {"a.bug": "known_bad", "a.one": "pass"}),
     "raises": (
         [PASSING[0], "1 / 0\ncheck('a.two', 1, 1, 'after the error')", "check('a.three', 1, 1, 'later')\nfinish()"],
@@ -64,13 +65,17 @@ ENDINGS = {
     "slow_notebook": ([PASSING[0], *["import time\ntime.sleep(1)"] * 60, "finish()"], "time_limit", {"a.one": "pass"}),
     "checks_nothing": (["finish()"], "error", {}),
     "never_concludes": ([PASSING[0], "1 + 1"], "error", {"a.one": "pass"}),
-    "exits_quietly": ([PASSING[0], "import sys\nsys.exit(0)", "finish()"], "error", {"a.one": "pass"}),
+    "exits_quietly": (
+        [PASSING[0], "import sys\nsys.exit(0)", "check('a.two', 1, 1, 'x')\nfinish()"],
+        "error",
+        {"a.one": "pass", "a.two": "not_reached"},
+    ),
     "usage": (["from helpers.errors import UsageError\nraise UsageError('asked wrongly')", *PASSING], "error", {"a.one": "not_reached"}),
     "fails_then_raises": (["check('a.one', 1, 2, 'x')", "1 / 0", "finish()"], "error", {"a.one": "fail"}),
     "zz_last": (
         [
             "from helpers.suite import results\nnames = [notebook['name'] for notebook in results.read()['notebooks']]",
-            "check('a.others', len(names), 13, 'the others were done and on record')",
+            "check('a.others', len(names), 14, 'the others were done and on record')",
             "finish()",
         ],
         "pass",
@@ -123,7 +128,7 @@ def test_the_most_urgent_code_wins(finished, result):
 
 def test_the_terminal_shows_progress_and_no_traceback(finished):
     _, process = finished
-    assert "[14/14] zz_last" in process.stderr
+    assert "[15/15] zz_last" in process.stderr
     assert "Traceback" not in process.stderr + process.stdout
     assert re.search(r"^killed +kernel died", process.stdout, re.M)
 
