@@ -10,8 +10,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The sub-commands of ``sglang``."""
     commands = parser.add_subparsers(dest="sglang_command", metavar="COMMAND", required=True)
     made = commands.add_parser("build", help="install real releases, each once, without a GPU", description=_BUILD)
-    made.add_argument("releases", nargs="*", metavar="RELEASE", help="default: 0.5.15 0.5.16 0.5.23")
+    made.add_argument("releases", nargs="*", metavar="RELEASE", help="numbers, or 'all' known ones; default: 0.5.15 0.5.16 0.5.23")
     made.set_defaults(run=_build)
+    made = commands.add_parser("compare", help="hold the model equal to real releases", description=_COMPARE)
+    made.add_argument("--releases", nargs="*", default=[], metavar="RELEASE", help="'all', or numbers; default: 0.5.15 0.5.16 0.5.23")
+    made.add_argument("--sample", type=int, default=40, help="launches drawn for each checkpoint beside the whole tables (default 40)")
+    made.add_argument("--mutants", type=int, default=2, help="variations of each checkpoint (default 2)")
+    made.set_defaults(run=_compare)
     commands.add_parser("status", help="the releases that can be asked now").set_defaults(run=_status)
 
 
@@ -27,12 +32,43 @@ NVFP4_TORCH replaces the torch line, NVFP4_PYTHON the interpreter. SGLANG_PYTHON
 """
 
 
+_COMPARE = """\
+Ask helpers.stages and the real releases the same questions: every bundled and public checkpoint with every runner, all-to-all,
+flag and GPU, a sample of all combinations, and variations of the checkpoints. Prints what differs, by cause.
+exit codes: 0 they agree; 1 they do not
+"""
+
+
+def _releases(given: list[str]) -> list[str]:
+    from helpers.deployment import RELEASES
+    from helpers.sglang.build import DEFAULT_RELEASES
+
+    if given == ["all"]:
+        return [release.version for release in RELEASES]
+    return given or list(DEFAULT_RELEASES)
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from helpers.deployment import release
+    from helpers.sglang.differential import compare_releases
+    from helpers.sglang.oracle import askable
+
+    there, _ = askable([release(name).version for name in _releases(args.releases)], "required")
+    report = compare_releases([release(name) for name in there], args.sample, args.mutants, lambda line: print(line, flush=True))
+    for group in report.groups():
+        print(f"{len(group)} like this: {group[0]}")
+    for name, found in report.explained.items():
+        print(f"known: {name} ({len(found)} times)")
+    print(report.last_line)
+    return 1 if report.disagreements else 0
+
+
 def _build(args: argparse.Namespace) -> int:
     from helpers.sglang.build import build
 
     if os.environ.get("SGLANG_PYTHON"):
         raise UsageError("SGLANG_PYTHON is set, so the release installed there is asked and nothing is built; unset it to build")
-    build(args.releases, say=lambda line: print(line, flush=True))
+    build(_releases(args.releases), say=lambda line: print(line, flush=True))
     return 0
 
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from helpers.checkpoint import Checkpoint
+from helpers.deployment import Deployment, Release
 from helpers.sglang.client import Answer, ModelAnswer, Worker
 from helpers.sglang.matrix import Question
 from helpers.stages.admit import admit
 from helpers.stages.detect import detect
-from helpers.stages.route import route
+from helpers.stages.route import Routing, route
 
 # The environment variables that Admission.env may name. A release sets others too (caches, logs, compile switches), which no
 # rule of the MoE path reads.
@@ -143,30 +144,46 @@ def _differences(model: dict, real: dict) -> tuple[tuple[str, object, object], .
     return tuple((name, model[name], real[name]) for name in model if model[name] != real[name])
 
 
-def compare_routing(worker: Worker, checkpoint: Checkpoint, deployment, folder: Folders) -> tuple[int, list[Disagreement]]:
-    """How many modules were compared, and where the model's routing and the built model differ."""
+# Runners that build every layer without a word about kernels; the second where the first is refused for W4A16 experts.
+BUILDERS = ("triton", "marlin")
+
+
+def compare_routing(worker: Worker, checkpoint: Checkpoint, release: Release, folder: Folders) -> tuple[int, list[Disagreement]]:
+    """How many modules were compared, and where the model's routing and the built model differ.
+
+    Nothing is compared (0) where the model does not know the names of the model class, and says so.
+    """
+    detection = detect(checkpoint, release)
+    routing = route(checkpoint, detection, release)
+    if not routing.known:
+        return 0, []
+    deployment = next((d for d in (Deployment(release, runner) for runner in BUILDERS) if admit(checkpoint, detection, d).accepted), None)
+    if deployment is None:
+        return 0, []  # refused as a launch: that is compared as a launch
     real = worker.model(folder(checkpoint), deployment)
-    detection = detect(checkpoint, deployment.release)
-    routing = route(checkpoint, detection, deployment.release)
-    differences = routing_differences(routing, real)
-    question = f"{checkpoint.name}: modules"
-    found = [Disagreement(worker.release, checkpoint.name, question, (difference,)) for difference in differences]
+    differences = tuple(routing_differences(routing, real))
+    found = [Disagreement(worker.release, checkpoint.name, f"{checkpoint.name}: modules", differences)] if differences else []
     return len(real.modules), found
 
 
-def routing_differences(routing, real: ModelAnswer) -> Iterator[tuple[str, object, object]]:
+# Where a method checks the shapes it is given: the load stage's question, which the routing does not answer.
+SHAPE_CHECKS = ("validate_block_quant_shapes", "validate_fp8_block_shape", "create_weights")
+
+
+def routing_differences(routing: Routing, real: ModelAnswer) -> Iterator[tuple[str, object, object]]:
     """(what, the model's, the release's) for whatever is not equal."""
-    refusal = real if not real.accepted else None
-    failure = {"error": real.error, "message": real.message} if refusal else real.failure or {"error": "", "message": ""}
-    if (routing.error, routing.message) != (failure["error"], failure["message"]):
-        yield ("load", f"{routing.error}: {routing.message}", f"{failure['error']}: {failure['message']}")
-    if failure["error"]:
-        return
-    if routing.quant_config != (real.quant_config or ""):
+    failure = real.failure or {}
+    if not real.accepted:
+        failure = {"error": real.error, "message": real.message, "function": real.function}
+    shapes = failure.get("function") in SHAPE_CHECKS
+    if not shapes and (routing.error, routing.message) != (failure.get("error", ""), failure.get("message", "")):
+        yield ("load", f"{routing.error}: {routing.message}", f"{failure.get('error', '')}: {failure.get('message', '')}")
+    if real.accepted and routing.quant_config != (real.quant_config or "") and not routing.error:
         yield ("quant_config", routing.quant_config, real.quant_config)
     asked = {prefix: method for prefix, _, method in real.modules}
     modelled = {module.prefix: module.method or None for module in routing.modules if module.prefix in asked or not module.unless}
-    for prefix in dict.fromkeys((*asked, *modelled)):
+    compared = asked if failure or routing.error else dict.fromkeys((*asked, *modelled))  # what came before the end, else all
+    for prefix in compared:
         model, built = modelled.get(prefix, "no such module"), asked.get(prefix, "no such module")
-        if model != built:
+        if model != built and not (routing.error and prefix not in modelled):
             yield (prefix, model, built)

@@ -1,0 +1,149 @@
+"""The whole comparison of helpers.stages with real releases: what `make differential` and the tests run."""
+
+import os
+import re
+import tomllib
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache
+from random import Random
+
+from helpers.checkpoint import Checkpoint
+from helpers.deployment import Deployment, Release
+from helpers.paths import DATA
+from helpers.sglang.client import Worker
+from helpers.sglang.compare import Disagreement, Folders, compare_arguments, compare_routing, folders
+from helpers.sglang.matrix import Question, argument_questions, checkpoints
+from helpers.sglang.mutants import mutant
+from helpers.stages.detect import detect
+from helpers.stages.route import route
+
+KNOWN = DATA / "known_disagreements.toml"
+WORKERS = 2  # at once; each takes a core and 1 GB
+
+
+@dataclass(frozen=True)
+class Known:
+    """A disagreement that stays: an upstream nondeterminism or a fault of the simulation, with its reason.
+
+    release_says: the beginning of what the release says in that field. unordered: only where both say the same words in another order.
+    """
+
+    id: str
+    reason: str
+    releases: tuple[str, ...]
+    subject: str
+    field: str
+    release_says: str
+    unordered: bool = False
+
+    def explains(self, found: Disagreement) -> bool:
+        if found.release not in self.releases and self.releases != ("all",):
+            return False
+        return self.subject in (found.subject, "*") and all(self._explains(*difference) for difference in found.differences)
+
+    def _explains(self, name: str, model: object, real: object) -> bool:
+        if name != self.field or not str(real).startswith(self.release_says):
+            return False
+        return not self.unordered or sorted(re.findall(r"\w+", str(model))) == sorted(re.findall(r"\w+", str(real)))
+
+
+@cache
+def known() -> tuple[Known, ...]:
+    entries = tomllib.loads(KNOWN.read_text()).get("disagreement", [])
+    return tuple(Known(**entry | {"releases": tuple(entry["releases"])}) for entry in entries)
+
+
+@dataclass
+class Report:
+    """What was asked and what differed. asked: the distinct questions; questions: how many were answered."""
+
+    questions: int = 0
+    modules: int = 0
+    asked: set = field(default_factory=set)
+    disagreements: list[Disagreement] = field(default_factory=list)
+    explained: dict[str, list[Disagreement]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, found: Disagreement | None):
+        if found is None:
+            return
+        why = next((entry for entry in known() if entry.explains(found)), None)
+        if why is None:
+            self.disagreements.append(found)
+        else:
+            self.explained[why.id].append(found)
+
+    def merge(self, other: "Report"):
+        self.questions += other.questions
+        self.modules += other.modules
+        self.asked |= other.asked
+        self.disagreements += other.disagreements
+        for name, found in other.explained.items():
+            self.explained[name] += found
+
+    def groups(self) -> list[list[Disagreement]]:
+        """Disagreements by cause, the commonest first, the simplest question of each group first."""
+        grouped = defaultdict(list)
+        for found in self.disagreements:
+            grouped[found.group].append(found)
+        return sorted((sorted(group, key=lambda found: len(found.question)) for group in grouped.values()), key=len, reverse=True)
+
+    @property
+    def last_line(self) -> str:
+        return f"questions={self.questions} distinct={len(self.asked)} disagreements={len(self.disagreements)}"
+
+
+def compare_releases(
+    releases: Sequence[Release], sample: int, mutants: int, say: Callable[[str], None], subjects: Sequence[Checkpoint] | None = None
+) -> Report:
+    """Asks the matrix of every release. sample, mutants: how many drawn launches and variations for each checkpoint."""
+    subjects = tuple(subjects) if subjects is not None else checkpoints()
+    whole = Report()
+    with folders() as folder, ThreadPoolExecutor(min(WORKERS, os.cpu_count() or 1)) as pool:
+        asked = [pool.submit(compare_release, release, subjects, sample, mutants, folder) for release in releases]
+        for release, future in zip(releases, asked, strict=True):
+            report = future.result()
+            say(f"sglang {release}: {report.last_line} modules={report.modules}")
+            whole.merge(report)
+    return whole
+
+
+def compare_release(release: Release, subjects: Sequence[Checkpoint], sample: int, mutants: int, folder: Folders) -> Report:
+    report = Report()
+    with Worker(release.version) as worker:
+        _ask_launches(worker, argument_questions(release, subjects, sample), folder, report)
+        for checkpoint in subjects:
+            _ask_modules(worker, checkpoint, release, folder, report)
+            for variation in variations(checkpoint, release, mutants):
+                _ask_launches(worker, [Question(variation, launch) for launch in _launches(release)], folder, report)
+                _ask_modules(worker, variation, release, folder, report)
+    return report
+
+
+def variations(checkpoint: Checkpoint, release: Release, count: int) -> list[Checkpoint]:
+    """The same ones on every run."""
+    routing = route(checkpoint, detect(checkpoint, release), release)
+    names = list(dict.fromkeys(source for module in routing.modules for source in module.sources if module.kind in ("linear", "experts")))
+    return [mutant(checkpoint, names, Random(f"{checkpoint.name}/{number}")) for number in range(count)]
+
+
+def _launches(release: Release) -> list[Deployment]:
+    return [Deployment(release, runner) for runner in ("auto", "triton", "flashinfer_cutedsl", "flashinfer_trtllm_routed", "marlin")] + [
+        Deployment(release, quantization=flag) for flag in ("modelopt_fp4", "fp8", "w4afp8")
+    ]
+
+
+def _ask_launches(worker: Worker, questions: list[Question], folder: Folders, report: Report):
+    report.questions += len(questions)
+    report.asked.update((str(folder(question.checkpoint)), question.deployment) for question in questions)
+    for found in compare_arguments(worker, questions, folder):
+        report.add(found)
+
+
+def _ask_modules(worker: Worker, checkpoint: Checkpoint, release: Release, folder: Folders, report: Report):
+    count, found = compare_routing(worker, checkpoint, release, folder)
+    report.modules += count
+    for disagreement in found:
+        report.add(disagreement)
