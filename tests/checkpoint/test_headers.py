@@ -150,6 +150,11 @@ def complaint(header, data_bytes=8) -> str:
         (b"\xff\xfe", "the header is not JSON ('utf-8' codec can't decode byte 0xff in position 0: invalid start byte)"),
         (b'{"a":' * 100_000, "the header is nested too deeply"),
         ({"__metadata__": {"format": 1}, "a": entry()}, "__metadata__ is not an object of strings"),
+        (b'{"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8],"x":NaN}}', "the header is not JSON (NaN is Python's JSON, not JSON)"),
+        (
+            b'{"__metadata__":{"a":"b"} "a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}}',
+            "the header is not JSON (Expecting ',' delimiter: line 1 column 27 (char 26))",
+        ),
     ],
 )
 def test_says_what_is_wrong_and_where(header, says):

@@ -9,7 +9,7 @@ import tomllib
 import pytest
 
 from helpers.checkpoint import open_checkpoint
-from helpers.checkpoint.shards import MISSING_FILES_IGNORED, MISSING_FILES_REFUSED
+from helpers.checkpoint.shards import MISSING_FILES_IGNORED, MISSING_FILES_REFUSED, parse_index, read_index_shards
 from helpers.errors import InputError
 from helpers.paths import DATA
 
@@ -169,8 +169,8 @@ def test_a_broken_index_is_one_line(folder, content, says):
 def test_the_fast_way_through_the_index_gives_what_a_full_parse_gives(folder):
     weight_map = {"a:b": "x.safetensors", "c": "y.safetensors", ' : ""'[:3]: "z.safetensors", "\\": "w.safetensors"}
     index = folder / "model.safetensors.index.json"
-    from helpers.checkpoint.shards import parse_index, read_index_shards
-
+    index.write_text('{"weight_map": {"a": "\\u0078.safetensors"}}')
+    assert read_index_shards(index) == {"x.safetensors"}
     for dropped in ("", "\\"):
         kept = {name: shard for name, shard in weight_map.items() if name != dropped}
         for text in (json.dumps({"weight_map": kept}), json.dumps({"weight_map": kept, "metadata": {"weight_map": "no"}}, indent=3)):
