@@ -218,6 +218,11 @@ class Worker:
             self.note = self.environment.note(first["transformers"])
         return self.about
 
+    @property
+    def pid(self) -> int | None:
+        """The process id of the worker, None when it is not running."""
+        return self._process.pid if self._process else None
+
     def _can(self, question: str):
         lack = self.start()["lacks"].get(question)
         if lack:

@@ -17,6 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     made.add_argument("--sample", type=int, default=40, help="launches drawn for each checkpoint beside the whole tables (default 40)")
     made.add_argument("--mutants", type=int, default=2, help="variations of each checkpoint (default 2)")
     made.set_defaults(run=_compare)
+    made = commands.add_parser("snapshot", help="record a release's answers and say what changed", description=_SNAPSHOT)
+    made.add_argument("release", metavar="RELEASE", help="known or newer, e.g. 0.5.24")
+    made.set_defaults(run=_snapshot)
     commands.add_parser("status", help="the releases that can be asked now").set_defaults(run=_status)
 
 
@@ -61,6 +64,35 @@ def _compare(args: argparse.Namespace) -> int:
         print(f"known: {name} ({len(found)} times)")
     print(report.last_line)
     return 1 if report.disagreements else 0
+
+
+_SNAPSHOT = """\
+What a maintainer runs on the day of a release: builds it if it is not there, asks it a fixed matrix of launches over every bundled
+and public checkpoint, records the answers in data/recorded/sglang, and prints what changed against the newest known older release.
+"""
+
+
+def _snapshot(args: argparse.Namespace) -> int:
+    from helpers.sglang import snapshot
+    from helpers.sglang.build import build
+    from helpers.sglang.environments import environments
+
+    old = snapshot.before(snapshot.release_of(args.release))
+    recorded = snapshot.read(old.version) if old else None
+    wanted = [args.release] if recorded or old is None else [old.version, args.release]
+    missing = [version for version in wanted if version not in environments()]
+    if missing:
+        build(missing, say=lambda line: print(line, flush=True))
+    for version in wanted:
+        new = snapshot.record(version, say=lambda line: print(line, flush=True))
+        print(f"recorded: {snapshot.write(new)}")
+        recorded = recorded or new
+    if old is not None:
+        said = snapshot.changes(recorded, new)
+        print(f"\nsglang {old} → {args.release}: " + (f"{len(said)} changes" if said else "no change in this matrix"))
+        for number, line in enumerate(said, 1):
+            print(f"{number}. {line}")
+    return 0
 
 
 def _build(args: argparse.Namespace) -> int:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,19 +82,25 @@ def folders() -> Iterator[Folders]:
         yield Folders(Path(scratch))
 
 
-def compare_arguments(worker: Worker, questions: Iterable[Question], folder: Folders) -> Iterator[Disagreement | None]:
-    """None or the disagreement, for each question, in order."""
-    questions = list(questions)
+def compare_arguments(
+    worker: Worker, questions: Sequence[Question], folder: Folders
+) -> Iterator[tuple[Question, dict, Disagreement | None]]:
+    """Each question with the release's answer, and the disagreement if the model's is another."""
     answers = worker.arguments_of((folder(question.checkpoint), question.deployment) for question in questions)
     for question, answer in zip(questions, answers, strict=True):
-        checkpoint, deployment = question.checkpoint, question.deployment
-        model = model_answer(checkpoint, deployment)
-        real = real_answer(answer, deployment)
-        differences = _differences(model, real)
-        yield Disagreement(worker.release, checkpoint.name, str(question), differences) if differences else None
+        real = real_answer(answer)
+        yield question, real, judge_arguments(question, real)
 
 
-def model_answer(checkpoint: Checkpoint, deployment) -> dict:
+def judge_arguments(question: Question, real: dict) -> Disagreement | None:
+    """What the model says otherwise than the release did."""
+    differences = _differences(model_answer(question.checkpoint, question.deployment), real)
+    if not differences:
+        return None
+    return Disagreement(question.deployment.release.version, question.checkpoint.name, str(question), differences)
+
+
+def model_answer(checkpoint: Checkpoint, deployment: Deployment) -> dict:
     """What helpers.stages says to a launch, in the fields that are compared."""
     admission = admit(checkpoint, detect(checkpoint, deployment.release), deployment)
     if not admission.accepted:
@@ -118,7 +124,7 @@ def _place(source: str) -> str:
     return source.split(" ", 2)[2] if source.count(" ") >= 2 else source
 
 
-def real_answer(answer: Answer, deployment) -> dict:
+def real_answer(answer: Answer) -> dict:
     """A release's answer in the same fields."""
     if not answer.accepted:
         place = f"{answer.file}: {answer.function}"
@@ -148,22 +154,24 @@ def _differences(model: dict, real: dict) -> tuple[tuple[str, object, object], .
 BUILDERS = ("triton", "marlin")
 
 
-def compare_routing(worker: Worker, checkpoint: Checkpoint, release: Release, folder: Folders) -> tuple[int, list[Disagreement]]:
-    """How many modules were compared, and where the model's routing and the built model differ.
+def built_model(worker: Worker, checkpoint: Checkpoint, release: Release, folder: Folders) -> ModelAnswer | None:
+    """The model that the release builds; None where nothing can be compared.
 
-    Nothing is compared (0) where the model does not know the names of the model class, and says so.
+    That is where the model does not know the names of the model class, and says so, and where the release refuses every launch:
+    that is compared as a launch.
     """
     detection = detect(checkpoint, release)
-    routing = route(checkpoint, detection, release)
-    if not routing.known:
-        return 0, []
-    deployment = next((d for d in (Deployment(release, runner) for runner in BUILDERS) if admit(checkpoint, detection, d).accepted), None)
-    if deployment is None:
-        return 0, []  # refused as a launch: that is compared as a launch
-    real = worker.model(folder(checkpoint), deployment)
-    differences = tuple(routing_differences(routing, real))
-    found = [Disagreement(worker.release, checkpoint.name, f"{checkpoint.name}: modules", differences)] if differences else []
-    return len(real.modules), found
+    if not route(checkpoint, detection, release).known:
+        return None
+    deployments = (Deployment(release, runner) for runner in BUILDERS)
+    deployment = next((deployment for deployment in deployments if admit(checkpoint, detection, deployment).accepted), None)
+    return None if deployment is None else worker.model(folder(checkpoint), deployment)
+
+
+def judge_modules(checkpoint: Checkpoint, release: Release, real: ModelAnswer) -> Disagreement | None:
+    """Where the model routes a module otherwise than the release built it."""
+    differences = tuple(routing_differences(route(checkpoint, detect(checkpoint, release), release), real))
+    return Disagreement(release.version, checkpoint.name, f"{checkpoint.name}: modules", differences) if differences else None
 
 
 # Where a method checks the shapes it is given: the load stage's question, which the routing does not answer.

@@ -13,8 +13,8 @@ from random import Random
 from helpers.checkpoint import Checkpoint
 from helpers.deployment import Deployment, Release
 from helpers.paths import DATA
-from helpers.sglang.client import Worker
-from helpers.sglang.compare import Disagreement, Folders, compare_arguments, compare_routing, folders
+from helpers.sglang.client import ModelAnswer, Worker
+from helpers.sglang.compare import Disagreement, Folders, built_model, compare_arguments, folders, judge_modules
 from helpers.sglang.matrix import Question, argument_questions, checkpoints
 from helpers.sglang.mutants import mutant
 from helpers.stages.detect import detect
@@ -58,11 +58,17 @@ def known() -> tuple[Known, ...]:
 
 @dataclass
 class Report:
-    """What was asked and what differed. asked: the distinct questions; questions: how many were answered."""
+    """What was asked and what differed.
+
+    questions: how many launches were answered; asked: the distinct ones. modules: how many were compared. launches, models: the
+    releases' answers, kept so that a changed model can be held against them without asking again.
+    """
 
     questions: int = 0
     modules: int = 0
     asked: set = field(default_factory=set)
+    launches: list[tuple[Question, dict]] = field(default_factory=list)
+    models: list[tuple[Checkpoint, Release, ModelAnswer]] = field(default_factory=list)
     disagreements: list[Disagreement] = field(default_factory=list)
     explained: dict[str, list[Disagreement]] = field(default_factory=lambda: defaultdict(list))
 
@@ -79,6 +85,8 @@ class Report:
         self.questions += other.questions
         self.modules += other.modules
         self.asked |= other.asked
+        self.launches += other.launches
+        self.models += other.models
         self.disagreements += other.disagreements
         for name, found in other.explained.items():
             self.explained[name] += found
@@ -136,14 +144,16 @@ def _launches(release: Release) -> list[Deployment]:
 
 
 def _ask_launches(worker: Worker, questions: list[Question], folder: Folders, report: Report):
-    report.questions += len(questions)
     report.asked.update((str(folder(question.checkpoint)), question.deployment) for question in questions)
-    for found in compare_arguments(worker, questions, folder):
+    for question, real, found in compare_arguments(worker, questions, folder):
+        report.questions += 1
+        report.launches.append((question, real))
         report.add(found)
 
 
 def _ask_modules(worker: Worker, checkpoint: Checkpoint, release: Release, folder: Folders, report: Report):
-    count, found = compare_routing(worker, checkpoint, release, folder)
-    report.modules += count
-    for disagreement in found:
-        report.add(disagreement)
+    real = built_model(worker, checkpoint, release, folder)
+    if real is not None:
+        report.modules += len(real.modules)
+        report.models.append((checkpoint, release, real))
+        report.add(judge_modules(checkpoint, release, real))

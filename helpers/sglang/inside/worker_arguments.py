@@ -79,6 +79,11 @@ def keep_parser():
 _FLAGS = {}
 
 
+def choices(*flags):
+    """flag -> the values it accepts."""
+    return {flag: list(_FLAGS[flag].choices or ()) for flag in flags if flag in _FLAGS}
+
+
 def knows(flag):
     """Whether this release has the flag."""
     return flag in _FLAGS

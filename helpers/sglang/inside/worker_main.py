@@ -85,6 +85,9 @@ class Server:
             lacks["routing"] = "it has no sglang.srt.layers.moe.ep_moe.layer"
         return lacks
 
+    def choices(self):
+        return self.arguments.choices("--moe-runner-backend", "--moe-a2a-backend", "--quantization")
+
     def restore_environment(self, given):
         """Back to the environment the worker started with; returns what the question changed beyond `given` (None: removed)."""
         expected = {**self.environment, **given}
@@ -167,7 +170,15 @@ def main():
     start = time.perf_counter()
     about = imported()
     server = Server()
-    say({"ready": True, **about, "lacks": server.lacks(), "import_seconds": round(time.perf_counter() - start, 2)})
+    say(
+        {
+            "ready": True,
+            **about,
+            "lacks": server.lacks(),
+            "choices": server.choices(),
+            "import_seconds": round(time.perf_counter() - start, 2),
+        }
+    )
     for line in REQUESTS:
         request = json.loads(line)
         say({"id": request["id"], **server.answer(request)})
