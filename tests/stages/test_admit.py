@@ -466,6 +466,22 @@ def test_nemotron_always_resolves_auto(gpu, version, runner):
     assert ask(checkpoint(**NEMOTRON, quant=NVFP4, mlp_hidden_act="relu2"), sglang=version, gpu=gpu).runner == runner
 
 
+@pytest.mark.parametrize(
+    ("gpu", "version", "runner"),
+    [
+        ("DGX-Spark", "0.5.12", "auto"),
+        ("DGX-Spark", "0.5.15", "marlin"),
+        ("DGX-Spark", "0.5.16", "flashinfer_mxfp4"),
+        ("H200", "0.5.18", "auto"),
+        ("H200", "0.5.19", "flashinfer_mxfp4"),
+        ("A100", "0.5.23", "auto"),
+    ],
+)
+def test_deepseek_v4_with_mxfp4_experts_resolves_auto_by_release(gpu, version, runner):
+    original = checkpoint("DeepseekV4ForCausalLM", "deepseek_v4", FP8)
+    assert ask(original, sglang=version, gpu=gpu).runner == runner
+
+
 # What is rewritten, and the variables that are set
 
 

@@ -1,11 +1,15 @@
 """What the argument rules read of a checkpoint. All of it comes from the two JSON copies, and from tensor headers where said."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from helpers.checkpoint import Checkpoint
 from helpers.stages.detect import Detection
+
+# model_loader/weight_utils.py: _ROUTED_EXPERT_KEY_RE
+_ROUTED_EXPERT = re.compile(r"\.experts\.\d+\.(?:w[123]|down_proj|up_proj|gate_proj)\.weight$")
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,10 +74,19 @@ class Facts:
         """``ModelConfig.hf_quant_config`` as the megamoe budget reads it."""
         return self.declared or {}
 
-    @property
+    @cached_property
     def has_fp4_experts(self) -> bool:
-        """``ModelConfig.is_fp4_experts``: packed MXFP4 experts of an FP8 checkpoint."""
-        return False
+        """``ModelConfig.is_fp4_experts``: MXFP4 experts beside FP8, said by a key, or for DeepSeek V4 by a header; there yes if unread.
+
+        configs/deepseek_v4.py: try_detect_fp4_experts. SGLANG_DSV4_FP4_EXPERTS, which overrides it, is not followed.
+        """
+        declared = self.declared or {}
+        if (said := declared.get("routed_experts_quant_method")) is not None or self.architecture != "DeepseekV4ForCausalLM":
+            mimo = self.architecture in ("MiMoV2ForCausalLM", "MiMoV2FlashForCausalLM")
+            return said == "mxfp4" or (mimo and str(declared.get("store_dtype") or "").lower() == "mxfp4")
+        tensors = self.checkpoint.tensors
+        probed = next((tensors.dtype(name) for name in tensors or () if _ROUTED_EXPERT.search(name)), None)
+        return probed != "F8_E4M3"
 
     @cached_property
     def has_fp8_experts(self) -> bool:

@@ -99,14 +99,22 @@ def _is_kimi_int4(r: Resolution) -> bool:
 
 
 def deepseek_v4(r: Resolution) -> None:
-    """DeepSeek V4: the hybrid FP8 + NVFP4 checkpoints take the routed TRT-LLM runner; workstation Blackwell takes marlin."""
+    """DeepSeek V4: the hybrid FP8 + NVFP4 checkpoints take the routed TRT-LLM runner.
+
+    Workstation Blackwell (SM 12.0) takes marlin from 0.5.13 and flashinfer_mxfp4 from 0.5.16. From 0.5.19 MXFP4 experts take
+    flashinfer_mxfp4 on every GPU from Hopper on, without an all-to-all.
+    """
     rule = "deepseek_v4"
     r.max_running_requests = 256
     if r.runner == "auto" and r.facts.hybrid_nvfp4:
         _default_runner(r, rule, "flashinfer_trtllm_routed", "nvfp4_moe_meta", "set")
+    later = r.release.at_least("0.5.19")
+    if later and r.runner == "auto" and r.a2a == "none" and r.gpu.capability >= (9, 0) and r.facts.has_fp4_experts:
+        _default_runner(r, rule, "flashinfer_mxfp4", "ModelConfig.is_fp4_experts", True)
     early_budget_rules(r)
-    if r.runner == "auto" and r.gpu.is_sm120 and r.release.at_least("0.5.13"):
-        _default_runner(r, rule, "marlin", "GPU", r.gpu)
+    if r.runner == "auto" and r.gpu.is_sm120 and r.release.at_least("0.5.13") and not later:
+        runner = "flashinfer_mxfp4" if r.release.at_least("0.5.16") else "marlin"
+        _default_runner(r, "deepseek_v4_workstation", runner, "GPU", r.gpu)
 
 
 def gemma4(r: Resolution) -> None:

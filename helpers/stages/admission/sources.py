@@ -71,6 +71,10 @@ SOURCES = {
         ("0.5.11", "server_args.py: _handle_model_specific_adjustments"),
         ("0.5.19", "arg_groups/model_hook.py: handle_model_specific_adjustments"),
     ),
+    "deepseek_v4_workstation": (
+        ("0.5.13", "server_args.py: _handle_model_specific_adjustments"),
+        ("0.5.15", "arg_groups/overrides.py: _deepseek_v4_sm120_moe"),
+    ),
     "deepseek": (
         ("0.5.11", "server_args.py: _handle_model_specific_adjustments"),
         ("0.5.15", "arg_groups/overrides.py: _deepseek_moe_quant_resolution"),
