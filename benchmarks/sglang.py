@@ -52,12 +52,10 @@ def measure(version: str, questions: int) -> bool:
                 early = resident_mib(pid)
         cpu, wall = cpu_seconds(pid) - cpu, time.perf_counter() - wall
         grown = resident_mib(pid) - early
-    rate = questions / cpu
-    print(
-        f"{version:<13} import {about['import_seconds']:5.1f} s   {questions} questions: {rate:5.0f}/s of CPU ({questions / wall:.0f}/s of wall), "
-        f"target {target(version)}   memory {early:.0f} MiB, grew {grown:+.0f} MiB"
-    )
-    return rate >= target(version) and grown <= MAY_GROW
+    rate, goal = questions / cpu, target(version)
+    print(f"{version:<13} import {about['import_seconds']:.1f} s; memory {early:.0f} MiB, {grown:+.0f} over {questions} questions")
+    print(f"{'':<13} {rate:.0f} questions a second of CPU time, {questions / wall:.0f} of wall time (target {goal})")
+    return rate >= goal and grown <= MAY_GROW
 
 
 def main() -> int:

@@ -92,13 +92,8 @@ class Condition:
 
 def conditions() -> list[Condition]:
     """Every condition in the functions that name and route a checkpoint."""
-    return [
-        condition
-        for module in ROUTING
-        for function in _functions(module)
-        if function.__name__ not in WORDING
-        for condition in _conditions(module, function)
-    ]
+    functions = [function for module in ROUTING for function in _functions(module) if function.__name__ not in WORDING]
+    return [condition for function in functions for condition in _conditions(function)]
 
 
 def _functions(module: ModuleType) -> Iterator[FunctionType]:
@@ -112,11 +107,11 @@ def _functions(module: ModuleType) -> Iterator[FunctionType]:
             yield value
 
 
-def _conditions(module: ModuleType, function: FunctionType) -> Iterator[Condition]:
+def _conditions(function: FunctionType) -> Iterator[Condition]:
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     first = function.__code__.co_firstlineno
     for index, node in enumerate(_tests(tree)):
-        place = f"{module.__name__.rsplit('.', 1)[-1]}.py:{first + node.lineno - 1} {function.__qualname__}"
+        place = f"{function.__module__.rsplit('.', 1)[-1]}.py:{first + node.lineno - 1} {function.__qualname__}"
         yield Condition(function, index, place, ast.unparse(node.test))
 
 

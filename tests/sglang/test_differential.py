@@ -2,11 +2,14 @@
 
 import os
 import sys
+from collections import defaultdict
 
 import pytest
 
 from helpers.deployment import RELEASES, release
+from helpers.sglang import breaking
 from helpers.sglang.build import DEFAULT_RELEASES
+from helpers.sglang.compare import judge_arguments, judge_modules
 from helpers.sglang.differential import compare_releases, known
 from helpers.sglang.oracle import askable, mode
 
@@ -60,3 +63,61 @@ def test_every_known_disagreement_still_occurs(report):
     for entry in known():
         if entry.releases == ("all",) or set(entry.releases) & compared:
             assert report.explained[entry.id], f"{entry.id} no longer occurs: remove it from data/known_disagreements.toml"
+
+
+# Conditions that may be turned round without any answer changing, each with its reason.
+NO_DIFFERENCE: dict[str, str] = {}
+# Admission rules that only other releases, or flags outside the matrix, reach.
+NOT_REACHED: dict[str, str] = {}
+
+
+def _differs(judge, *recorded) -> bool:
+    """Whether the broken model answers otherwise than the release; it may also fall over."""
+    try:
+        found = judge(*recorded)
+    except Exception:  # noqa: BLE001  a broken model may raise anything, and that is noticed
+        return True
+    return found is not None and not any(entry.explains(found) for entry in known())
+
+
+@pytest.fixture(scope="module")
+def hits(report):
+    """(rule, what it did) -> some recorded launches in which it did."""
+    hits = defaultdict(list)
+    for question, real in report.launches:
+        seen = set()
+        with breaking.watched(seen):
+            judge_arguments(question, real)
+        for what in seen:
+            if len(hits[what]) < 200:
+                hits[what].append((question, real))
+    return hits
+
+
+def test_breaking_any_admission_rule_is_noticed(hits):
+    quiet = []
+    for (rule, action), launches in hits.items():
+        with breaking.without(rule, action):
+            if not any(_differs(judge_arguments, question, real) for question, real in launches):
+                quiet.append(f"{rule}: {action}")
+    assert quiet == []
+
+
+def test_every_admission_rule_of_the_compared_releases_is_asked(hits):
+    """A rule that no question reaches is not held by the comparison."""
+    reached = {rule for rule, _ in hits}
+    assert {rule for rule, _ in breaking.named_rules()} - reached <= set(NOT_REACHED)
+
+
+def test_turning_round_any_condition_of_detect_and_route_is_noticed(report):
+    launches = [(question, real) for question, real in report.launches if question.checkpoint.name.startswith("mutant")]
+    models = sorted(report.models, key=lambda recorded: len(recorded[2].modules))
+    quiet = []
+    for condition in breaking.conditions():
+        with breaking.turned_round(condition):
+            noticed = any(_differs(judge_modules, *recorded) for recorded in models) or any(
+                _differs(judge_arguments, *recorded) for recorded in launches
+            )
+        if not noticed and condition.text not in NO_DIFFERENCE:
+            quiet.append(f"{condition.place}: {condition.text}")
+    assert quiet == []
