@@ -17,56 +17,52 @@ _FORMULA = {
     "flashinfer_exact": _GLOBAL_LAST,
     "flashinfer_fast": _GLOBAL_LAST,
 }
-_BLOCKS_PER_PROGRAM = 256
+# Words of codes (8 codes, half a block) that a program takes, and its warps. A thread that holds a word stores 16 bytes of bfloat16.
+_WORDS, _WARPS = 1024, 4
 
 
 @triton.jit
-def _magnitude(code):
+def _decode_kernel(codes, scales, global_scale, out, words, chunks, formula: tl.constexpr, signed_zero: tl.constexpr, width: tl.constexpr):
+    """words: of 8 codes under one global scale; chunks: programs for them."""
+    matrix = (tl.program_id(0) // chunks).to(tl.int64)
+    i = (tl.program_id(0) % chunks) * width + tl.arange(0, width)
+    inside = i < words
+    word = tl.load(codes + matrix * words + i, mask=inside, other=0)
+    scale = tl.load(scales + matrix * (words // 2) + i // 2, mask=inside, other=0.0).to(tl.float32)
+    g = tl.load(global_scale + matrix)
+    if formula == 0:
+        step = scale * g
+    elif formula == 1:
+        step = tl.div_rn(scale, g)
+    else:
+        step = scale
+    k = tl.arange(0, 8)
+    code = (word[:, None] >> (k * 4)[None, :]) & 15
     # Twice the magnitude, a hexadecimal digit a code: 0 1 2 3 4 6 8 C.
     twice = (0xC8643210 >> ((code & 7) * 4).to(tl.uint32)) & 15
-    return twice.to(tl.float32) * 0.5
-
-
-@triton.jit
-def _signed(code, signed_zero: tl.constexpr):
-    magnitude = _magnitude(code)
-    value = tl.where(code >= 8, -magnitude, magnitude)
+    # A product, because a negation may be compiled to 0 - x, which has no -0.0.
+    value = twice.to(tl.float32) * tl.where(code >= 8, -0.5, 0.5)
     if not signed_zero:
-        value = tl.where(magnitude == 0.0, 0.0, value)
-    return value
-
-
-@triton.jit
-def _decode_kernel(
-    codes, scales, global_scale, out, blocks, blocks_a_global, formula: tl.constexpr, signed_zero: tl.constexpr, rows: tl.constexpr
-):
-    block = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
-    inside = block < blocks
-    g = tl.load(global_scale + block // blocks_a_global, mask=inside, other=1.0)
-    scale = tl.load(scales + block, mask=inside, other=0.0).to(tl.float32)
-    byte = tl.load(codes + block[:, None] * 8 + tl.arange(0, 8)[None, :], mask=inside[:, None], other=0)
-    low, high = _signed(byte & 15, signed_zero), _signed(byte >> 4, signed_zero)
-    if formula == 0:
-        step = (scale * g)[:, None]
-        low, high = low * step, high * step
-    elif formula == 1:
-        step = tl.div_rn(scale, g)[:, None]
-        low, high = low * step, high * step
-    else:
-        last = tl.div_rn(1.0, g)[:, None]
-        low, high = low * scale[:, None] * last, high * scale[:, None] * last
-    value = tl.interleave(low, high).to(out.dtype.element_ty)
-    tl.store(out + block[:, None] * 16 + tl.arange(0, 16)[None, :], value, mask=inside[:, None])
+        value = tl.where(twice == 0, 0.0, value)
+    value = value * step[:, None]
+    if formula == 2:
+        value = value * g
+    where = out + matrix * (8 * words) + 8 * i[:, None] + k[None, :]
+    tl.store(where, value.to(out.dtype.element_ty), mask=inside[:, None])
 
 
 def decode_cuda(rules: Recipe, codes: torch.Tensor, scales: torch.Tensor, global_scale: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """``codec.decode`` for contiguous CUDA tensors; writes and returns ``out``."""
-    blocks = scales.numel()
     g = global_scale.reshape(-1).contiguous()
-    grid = (triton.cdiv(blocks, _BLOCKS_PER_PROGRAM),)
+    formula = _FORMULA[rules.name]
+    if formula == _GLOBAL_LAST:
+        g = 1.0 / g  # here, where a division is rounded as IEEE says
+    codes = (codes if codes.data_ptr() % 4 == 0 else codes.clone()).view(torch.int32)
+    words = codes.numel() // g.numel()
+    chunks = triton.cdiv(words, _WORDS)
     with torch.cuda.device(codes.device):
-        _decode_kernel[grid](
-            codes, scales, g, out, blocks, blocks // g.numel(), _FORMULA[rules.name], rules.decodes_signed_zero, _BLOCKS_PER_PROGRAM
+        _decode_kernel[(chunks * g.numel(),)](
+            codes, scales, g, out, words, chunks, formula, rules.decodes_signed_zero, _WORDS, num_warps=_WARPS
         )
     return out
 
