@@ -60,10 +60,14 @@ def _figure(width: float, height: float) -> Figure:
 def _cell(axes, x: float, y: float, mark: Mark, *, width: float = 1.0, label: str = "", fontsize: float = 8) -> None:
     """One box of a row: colour, hatch, and the symbol or label in the middle, on a patch of its colour where a hatch crosses it."""
     edge = "lightgrey" if mark.colour == PAPER else "white"
-    axes.add_patch(Rectangle((x, y), width, 1, facecolor=mark.colour, edgecolor=edge, linewidth=1.2, hatch=mark.hatch or None))
+    box = Rectangle((x, y), width, 1, facecolor=mark.colour, edgecolor=edge, linewidth=1.2, hatch=mark.hatch or None)
+    # Inside the axes anyway: measuring hundreds of them for the layout would take most of the time.
+    box.set_in_layout(False)
+    axes.add_patch(box)
     if label:
         patch = {"facecolor": mark.colour, "edgecolor": "none", "pad": 1.5} if mark.hatch else None
-        axes.text(x + width / 2, y + 0.5, label, ha="center", va="center", fontsize=fontsize, color="black", bbox=patch)
+        text = axes.text(x + width / 2, y + 0.5, label, ha="center", va="center", fontsize=fontsize, color="black", bbox=patch)
+        text.set_in_layout(False)
 
 
 def _bare(axes) -> None:

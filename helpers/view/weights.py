@@ -1,0 +1,56 @@
+"""Figures of numbers and their storage: heat maps, histograms of codes, a block beside what became of it."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from helpers.view.figures import STYLE, WIDTH
+from helpers.view.palette import BLACK, BLUE, ORANGE
+
+# Lightness rises evenly along it, so that it reads the same in grey and with any colour-vision deficiency.
+SCALE = "cividis"
+MOST_LABELS = 24
+
+
+def heat_map(
+    values: np.ndarray, *, rows: Sequence[object], columns: Sequence[object], xlabel: str, ylabel: str, unit: str, annotate: str = ""
+) -> Figure:
+    """values [rows, columns] as colours with a bar that says the unit. annotate: a format for the number in each cell, "" for none."""
+    with rc_context(STYLE):
+        fig = Figure(figsize=(WIDTH, min(1.6 + 0.28 * len(rows), 6.5)), layout="constrained")
+        axes = fig.subplots()
+        picture = axes.imshow(values, aspect="auto", cmap=SCALE, interpolation="nearest")
+        _ticks(axes.set_xticks, columns)
+        _ticks(axes.set_yticks, rows)
+        axes.set_xlabel(xlabel)
+        axes.set_ylabel(ylabel)
+        fig.colorbar(picture, ax=axes, label=unit)
+        if annotate:
+            low, high = np.nanmin(values), np.nanmax(values)
+            for (row, column), value in np.ndenumerate(values):
+                dark = value < (low + high) / 2
+                axes.text(column, row, format(value, annotate), ha="center", va="center", fontsize=8, color="white" if dark else BLACK)
+    return fig
+
+
+def _ticks(set_ticks, labels: Sequence[object]) -> None:
+    step = -(-len(labels) // MOST_LABELS)
+    set_ticks(range(0, len(labels), step), [str(label) for label in labels[::step]])
+
+
+def compared(names: Sequence[str], series: Mapping[str, Sequence[float]], *, xlabel: str, ylabel: str) -> Figure:
+    """Two series over the same names: the first as bars, the second as marks on them."""
+    (first, bars), (second, marks) = series.items()
+    with rc_context(STYLE):
+        fig = Figure(figsize=(WIDTH, 3.2), layout="constrained")
+        axes = fig.subplots()
+        axes.bar(names, bars, color=BLUE, width=0.7, label=first)
+        axes.plot(names, marks, linestyle="none", marker="D", color=ORANGE, markeredgecolor=BLACK, label=second)
+        axes.axhline(0, color=BLACK, linewidth=0.8)
+        axes.set_xlabel(xlabel)
+        axes.set_ylabel(ylabel)
+        axes.spines[["top", "right"]].set_visible(False)
+        fig.legend(loc="outside upper center", ncols=2, frameon=False)
+    return fig
