@@ -74,24 +74,24 @@ class LayerMap:
 
     def excluded_by(self, module: str) -> str | None:
         """The first exclude pattern that covers the module or a module around it, as ModelOpt means its patterns; else None."""
-        exact, prefixes, expression = self._exclude_index
-        if not (module.startswith(prefixes) or not exact.isdisjoint(_around(module)) or expression.match(module)):
-            return None
-        return next(pattern for pattern in self.excludes if re.match(_covering(pattern), module))
+        exact, prefixes, others = self._exclude_index
+        if module.startswith(prefixes) or not exact.isdisjoint(_around(module)) or any(other.match(module) for other in others):
+            return next(pattern for pattern in self.excludes if re.match(_covering(pattern), module))
+        return None
 
     @cached_property
-    def _exclude_index(self) -> tuple[frozenset[str], tuple[str, ...], re.Pattern]:
+    def _exclude_index(self) -> tuple[frozenset[str], tuple[str, ...], tuple[re.Pattern, ...]]:
         """(names, prefixes of ``prefix*``, all other patterns): real lists have hundreds of the first two and a handful of the third."""
-        exact, prefixes, other = set(), [], []
+        exact, prefixes, others = set(), [], []
         for pattern in self.excludes:
             stem = pattern.removesuffix("*")
             if pattern.startswith("re:") or set("*?[") & set(stem):
-                other.append(_covering(pattern))
+                others.append(re.compile(_covering(pattern)))
             elif stem == pattern:
                 exact.add(pattern)
             else:
                 prefixes.append(stem)
-        return frozenset(exact), tuple(prefixes), re.compile("|".join(other) or r"(?!)")
+        return frozenset(exact), tuple(prefixes), tuple(others)
 
     def algorithm(self, module: str) -> str | None:
         """What this copy says the module is, by the checkpoint's own names; None: not quantised.
@@ -142,8 +142,8 @@ def _around(module: str) -> Iterator[str]:
 def _covering(pattern: str) -> str:
     """A regular expression that matches the names a pattern covers: itself, and everything below it."""
     if pattern.startswith("re:"):
-        return f"(?:{pattern[3:]})"
-    return translate(pattern).removesuffix(r"\Z").removesuffix(r"\z") + r"(?:\..*)?\Z"
+        return pattern[3:]
+    return translate(pattern).removesuffix(r"\Z") + r"(?s:\..*)?\Z"
 
 
 def _target_matches(target: str, module: str) -> bool:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from helpers.checkpoint import fact_rows, from_configs, geometry, module_rows, open_checkpoint
 from helpers.errors import InputError
 
-NAMES = ["model.layers.0.mlp.experts", "m.experts.1.w1", "lm_head", "*", "re:(", "re:.*", "[", "", "\u0000", "a\nb", "model.layers.1*"]
+NAMES = ["model.layers.0.mlp.experts", "m.experts.1.w1", "lm_head", "*", "re:(", "re:(?i)M.*", "[", "", "\u0000", "a\nb", "model.layers.1*"]
 ALGORITHMS = ["NVFP4", "nvfp4", "FP8", "MXFP8", "W4A16_NVFP4", "MIXED_PRECISION", "other"]
 SCALARS = st.none() | st.booleans() | st.integers(-3, 40) | st.floats() | st.sampled_from([*NAMES, *ALGORITHMS])
 ANY = st.recursive(

@@ -117,6 +117,8 @@ def test_a_block_whose_experts_disagree_has_no_one_algorithm():
         ("*.mlp.shared_expert.*", ["a.mlp.shared_expert.up_proj"], ["a.mlp.shared_expert_gate"]),
         ("model.layers.[01].mlp", ["model.layers.0.mlp", "model.layers.1.mlp.up_proj"], ["model.layers.2.mlp"]),
         ("re:.*self_attn.*", ["model.layers.0.self_attn.q_proj"], ["model.layers.0.mlp"]),
+        ("re:(?i).*SELF_attn", ["model.layers.0.self_attn.q_proj"], ["model.layers.0.mlp"]),
+        ("a", ["a.b\nc"], ["b"]),
     ],
 )
 def test_what_an_exclude_pattern_covers(pattern, covered, not_covered):
