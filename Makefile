@@ -16,7 +16,7 @@ JOBS ?= 2
 
 # make validate NAME=value: these reach the notebooks, and only when given on make's own command line. (Names like ENV and GPU
 # are set for other purposes in many shells.) $(value) keeps make from expanding a $ in them, the quotes keep the shell from it.
-PARAMETERS := CHECKPOINT SGLANG RUNNER A2A QUANTIZATION TP EP DP GPU ENV LAUNCH EXPECT ORACLE
+PARAMETERS := CHECKPOINT SGLANG RUNNER A2A QUANTIZATION TP EP DP GPU ENV LAUNCH EXPECT ORACLE ORIGINAL
 lower = $(shell printf %s $1 | tr A-Z a-z)
 quoted = '$(subst ','\'',$(value $1))'
 given = $(strip $(foreach name,$(PARAMETERS),$(if $(filter command,$(origin $(name))),-p $(call lower,$(name))=$(call quoted,$(name)))))

@@ -14,11 +14,15 @@ import papermill
 from helpers.checkpoint import known_checkpoints, open_checkpoint
 from helpers.deployment import deployment
 from helpers.errors import UsageError, unknown
+from helpers.stages.verdict import judge
 from helpers.suite import expectation
 from helpers.suite.notebooks import Notebook
+from helpers.suite.preflight import resolved
 
 # Whether notebooks also ask the real SGLang: never, where a release is installed, or as an error where it is not.
 ORACLE = ("off", "auto", "required")
+# Parameters that are a path and nothing else.
+FOLDERS = ("results", "original")
 KINDS = {"str": str, "int": int, "float": float, "bool": {"true": True, "false": False, "True": True, "False": False}.__getitem__}
 
 
@@ -51,6 +55,16 @@ def default_values(notebook: Notebook) -> dict[str, object]:
     return {name: ast.literal_eval(parameter["default"]) for name, parameter in declared(notebook).items()}
 
 
+def ask(defaults: Mapping[str, Mapping[str, object]], given: Mapping[str, Mapping[str, object]]) -> tuple[dict | None, dict | None]:
+    """The question that all notebooks together answer, and what its arguments resolve to; None where no notebook asks one."""
+    values = {name: value for parameters in (*defaults.values(), *given.values()) for name, value in parameters.items()}
+    if "checkpoint" not in values:
+        return None, None
+    asked = deployment(**{name: value for name, value in values.items() if name in inspect.signature(deployment).parameters})
+    judgement = judge(open_checkpoint(str(values["checkpoint"])), asked)
+    return {"checkpoint": judgement.checkpoint.name} | asked.to_dict(), resolved(judgement)
+
+
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
@@ -80,7 +94,7 @@ def _validate(values: Mapping[str, object]) -> None:
 def _portable(values: dict[str, object]) -> dict[str, object]:
     """Kernels run in notebooks/, so a path given relative to where the user stands is made absolute."""
     checkpoint, launch = str(values.get("checkpoint", "")), str(values.get("launch", ""))
-    absolute = {}
+    absolute = {name: str(Path(str(values[name])).resolve()) for name in FOLDERS if values.get(name)}
     if checkpoint and checkpoint not in known_checkpoints():
         absolute["checkpoint"] = str(Path(checkpoint).resolve())
     if launch.startswith("@"):

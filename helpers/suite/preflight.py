@@ -49,7 +49,7 @@ def resolved(judgement: Judgement) -> dict:
         "ep_size": admission.ep_size,
         "experts": [
             {"algorithm": algorithm, "method": method, "blocks": count}
-            for (algorithm, method), count in judgement.routing.expert_methods.items()
+            for (algorithm, method), count in judgement.routing.expert_blocks.items()
         ],
     }
 

@@ -18,7 +18,9 @@ CODES = {"interrupted": 130, "kernel_died": 138, "time_limit": 124, "error": 3, 
 NOT_RUN = 4
 
 
-def notebook_record(notebook: Notebook, parameters: Mapping[str, object], end: End, seconds: float, folder: Path) -> dict:
+def notebook_record(
+    notebook: Notebook, defaults: Mapping[str, object], given: Mapping[str, object], end: End, seconds: float, folder: Path
+) -> dict:
     """What happened to one notebook, from the files it left in `folder` and the way it ended."""
     made, finish = _read(folder / f"{notebook.name}.jsonl")
     executed = folder / f"{notebook.name}.ipynb"
@@ -32,7 +34,8 @@ def notebook_record(notebook: Notebook, parameters: Mapping[str, object], end: E
         "reason": reason,
         "seconds": round(seconds, 2),
         "cell": end.cell,
-        "parameters": dict(parameters),
+        "parameters": {**defaults, **given},
+        "given": sorted(given),
         "blob": git_blob(notebook.path),
         "counts": {name: counts[name] for name in STATES},
         "checks": checks,
@@ -56,7 +59,7 @@ def _missing(executed: dict, made: set[str], end: End) -> list[dict]:
     for index, cell in enumerate(executed["cells"]):
         if cell["cell_type"] != "code":
             continue
-        if end.how == "completed":
+        if end.how == "completed" or end.error == "ChecksFailed":  # finish() stands in the last cell
             state, why = "not_run", "the condition that its cell puts before it did not hold"
         elif index == end.cell or any(output["output_type"] == "error" for output in cell["outputs"]):
             state, why = "error", f"{end.error}: {end.message}"

@@ -20,7 +20,7 @@ from helpers.suite.execute import End, execute, kill
 from helpers.suite.fingerprint import fingerprint, git_blob
 from helpers.suite.kernel import FORKS
 from helpers.suite.notebooks import Notebook, ordered, select
-from helpers.suite.parameters import assign, default_values
+from helpers.suite.parameters import ask, assign, default_values
 from helpers.suite.progress import Progress, summary
 
 # How long a notebook's process may take to write down what happened after it was told to stop, in seconds.
@@ -59,6 +59,8 @@ class Run:
     folder: Path
     given: Mapping[str, Mapping[str, object]]
     defaults: Mapping[str, Mapping[str, object]]
+    question: dict | None
+    resolved: dict | None
     progress: Progress
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     records: dict[str, dict] = field(default_factory=dict)
@@ -84,7 +86,8 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, notebooks: Sequence[Notebook], given: Mapping[str, Mapping[str, object]], folder: Path) -> dict:
-    run = Run(folder, given, {notebook.name: default_values(notebook) for notebook in notebooks}, Progress(sys.stderr, len(notebooks)))
+    defaults = {notebook.name: default_values(notebook) for notebook in notebooks}
+    run = Run(folder, given, defaults, *ask(defaults, given), Progress(sys.stderr, len(notebooks)))
     environment = fingerprint()
     _write(folder / "env.json", environment | {"notebooks": {notebook.name: git_blob(notebook.path) for notebook in notebooks}})
     preload.preload()
@@ -192,8 +195,8 @@ def _report(run: Run, one: Running) -> End | None:
 
 
 def _record(run: Run, notebook: Notebook, end: End, seconds: float) -> None:
-    used = {**run.defaults[notebook.name], **run.given[notebook.name]}
-    run.records[notebook.name] = record.notebook_record(notebook, used, end, seconds, run.notebooks)
+    given, defaults = run.given[notebook.name], run.defaults[notebook.name]
+    run.records[notebook.name] = record.notebook_record(notebook, defaults, given, end, seconds, run.notebooks)
     run.progress.ended(run.records[notebook.name])
 
 
@@ -206,6 +209,8 @@ def _result(run: Run, strict: bool, forced: int | None) -> dict:
         "started": run.started.isoformat(timespec="seconds"),
         "seconds": round((datetime.now(UTC) - run.started).total_seconds(), 2),
         "strict": strict,
+        "question": run.question,
+        "resolved": run.resolved,
         "exit_code": record.exit_code(notebooks, strict) if forced is None else forced,
         "verdict": verdicts[-1] if verdicts else None,
         "notebooks": notebooks,

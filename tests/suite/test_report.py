@@ -10,6 +10,17 @@ from helpers.suite import report
 
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg=="
 ENVIRONMENT = {"python": "3.12.1", "platform": "Linux", "cpus": 2, "gpus": [], "packages": {"torch": None, "papermill": "2.7.0"}}
+QUESTION = {
+    "checkpoint": "x<y>",
+    "sglang": "0.5.15",
+    "runner": "auto",
+    "a2a": "none",
+    "quantization": None,
+    "tp": 8,
+    "ep": 1,
+    "dp": 1,
+    "gpu": "B200",
+}
 REFUSED = Finding("admit.rule", "admit", "refused", "file", "<seen>", "wanted", "because", "source", "--flag")
 
 
@@ -68,6 +79,7 @@ def record(name: str, state: str = "pass", checks: tuple = ()) -> dict:
         "reason": "" if state == "pass" else "a <reason>",
         "seconds": 1.5,
         "parameters": {"checkpoint": "x<y>", "expect": ""},
+        "given": ["checkpoint"],
         "counts": counts,
         "checks": list(checks),
     }
@@ -77,8 +89,13 @@ def check(id: str, state: str) -> dict:
     return {"id": id, "state": state, "observed": "1", "expected": "2", "why": "<why>", "remedy": "a remedy", "reference": ""}
 
 
-def page(*cells: nbformat.NotebookNode, verdict: Verdict | None = None, records: tuple = ()) -> str:
-    result = {"notebooks": list(records) or [record("02_admit")], "verdict": verdict.to_dict() if verdict else None}
+def page(*cells: nbformat.NotebookNode, verdict: Verdict | None = None, records: tuple = (), question: dict | None = None) -> str:
+    result = {
+        "notebooks": list(records) or [record("02_admit")],
+        "verdict": verdict.to_dict() if verdict else None,
+        "question": question,
+        "resolved": {"runner": "flashinfer_trtllm"} if question else None,
+    }
     return report.page(result, ENVIRONMENT, {"02_admit": report.section(notebook(*cells))})
 
 
@@ -128,8 +145,35 @@ def test_text_and_errors_are_escaped_and_have_no_terminal_codes():
 def test_headings_and_links_fit_into_the_one_page():
     found = Page(page(nbformat.v4.new_markdown_cell("# Title\n\n## Part\n\n[next](03_route.ipynb), [there](03_route.ipynb#part)")))
     assert [tag for tag, _ in found.tags if tag in ("h1", "h2", "h3")] == ["h1", "h2", "h3"]
-    assert [link["href"] for link in found.all("a")] == ["#02_admit", "#03_route", "#03_route"]
-    assert {"id": "02_admit", "aria-label": "02_admit"} in found.all("section")
+    assert [link["href"] for link in found.all("a") if "route" in link["href"]] == ["#03_route", "#03_route"]
+    assert {"id": "02_admit"} in found.all("div")
+
+
+def test_every_entry_of_the_contents_leads_somewhere():
+    for verdict in (None, Verdict(()), Verdict((REFUSED,))):
+        found = Page(page(verdict=verdict))
+        targets = [attributes["id"] for _, attributes in found.tags if "id" in attributes]
+        assert len(targets) == len(set(targets))
+        assert {link["href"].removeprefix("#") for link in found.all("a")} <= set(targets)
+
+
+@pytest.mark.parametrize(("state", "opened"), [("pass", False), ("fail", True), ("kernel_died", True)])
+def test_what_did_not_pass_is_open(state, opened):
+    details = Page(page(records=(record("02_admit", state),))).all("details")
+    assert [("open" in attributes) for attributes in details] == [opened]
+
+
+def test_the_head_is_the_question_and_the_answer_in_words():
+    found = Page(page(verdict=Verdict((), frozenset(("detect", "admit", "route"))), question=QUESTION))
+    assert "x<y> on SGLang 0.5.15, runner auto → flashinfer_trtllm, tp 8, B200" in found.text
+    assert found.text.count("serves") and "Not examined: load, run" in found.text
+    assert [item.get("class") for item in found.all("li")][:5] == ["passed"] * 3 + ["not_examined"] * 2
+
+
+def test_what_was_given_comes_before_the_defaults():
+    items = [item for item in Page(page()).all("li") if item.get("class") in (None, "default")]
+    source = page()
+    assert len(items) == 2 and source.index("x&lt;y&gt;</code>") < source.index("not given")
 
 
 def test_markdown_tables_and_code_work():
@@ -156,5 +200,5 @@ def test_everything_that_did_not_simply_pass_is_listed():
 
 
 def test_a_notebook_that_was_not_executed_says_so():
-    source = report.page({"notebooks": [record("02_admit", "interrupted")], "verdict": None}, ENVIRONMENT, {"02_admit": ""})
-    assert "It was not executed." in source and "No notebook of this run gave a verdict." in source
+    source = page(records=(record("02_admit", "interrupted"), record("03_route", "interrupted")))
+    assert "It was not executed." in source and "no notebook of this run gave one" in source

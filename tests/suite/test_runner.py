@@ -36,9 +36,9 @@ last = true
 ENDINGS = {
     "passes": (PASSING, "pass", {"a.one": "pass"}),
     "fails": (
-        ["check('a.one', 1, 2, 'one is two')", "check('a.two', 2, 2, 'goes on')\nfinish()"],
+        ["check('a.one', 1, 2, 'one is two')", "if 1 > 2:\n    check('a.never', 1, 1, 'x')\ncheck('a.two', 2, 2, 'goes on')\nfinish()"],
         "fail",
-        {"a.one": "fail", "a.two": "pass"},
+        {"a.one": "fail", "a.two": "pass", "a.never": "not_run"},
     ),
     "not_run": (["not_run('a.gpu', 'needs a B200')", *PASSING], "pass", {"a.gpu": "not_run", "a.one": "pass"}),
     "conditional": (["if 1 > 2:\n    check('a.never', 1, 1, 'x')", *PASSING], "pass", {"a.one": "pass", "a.never": "not_run"}),
