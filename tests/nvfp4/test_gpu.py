@@ -128,12 +128,10 @@ def test_fast_is_the_kernel(shape, multiplier, dtype, quantize, monkeypatch):
     assert not ((unpack(cpu.codes) != unpack(codes)) & ~open_codes).any()
 
 
-def test_the_reciprocal_is_within_one_unit_of_the_nearest(record_property):
-    """What ``fast_math_undecided`` builds on, for every mantissa; and how often the instruction gives the nearest."""
+def test_the_reciprocal_is_within_one_unit_of_the_nearest():
+    """What ``fast_math_undecided`` builds on, for every mantissa. (On an H200 87 % of them give the nearest, and so does 6.)"""
     from helpers.nvfp4.gpu import rcp_approx
 
     every = torch.arange(0x3F800000, 0x40000000, dtype=torch.int32, device="cuda").view(torch.float32)
     off = (rcp_approx(every).view(torch.int32) - (1.0 / every).view(torch.int32)).abs()
     assert off.max() <= 1
-    record_property("share_nearest", float((off == 0).float().mean()))
-    record_property("sixth_is_nearest", bool(rcp_approx(torch.full((1,), 6.0, device="cuda")).cpu() == 1.0 / torch.tensor(6.0)))
