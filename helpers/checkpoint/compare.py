@@ -130,7 +130,7 @@ def claim(layer_map: LayerMap, module: str, kind: str) -> str | None:
         return None
     if said and (kind not in FLAT_COVERS or said.upper() == "MIXED_PRECISION"):
         return None
-    return said or ("unquantised" if layer_map.excluded_by(module) else None)
+    return said or ("unquantised" if layer_map.is_excluded(module) else None)
 
 
 def _agree(said: str, actual: str) -> bool:

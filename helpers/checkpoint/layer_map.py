@@ -74,10 +74,14 @@ class LayerMap:
 
     def excluded_by(self, module: str) -> str | None:
         """The first exclude pattern that covers the module or a module around it, as ModelOpt means its patterns; else None."""
+        if not self.is_excluded(module):
+            return None
+        return next(pattern for pattern in self.excludes if re.match(_covering(pattern), module))
+
+    def is_excluded(self, module: str) -> bool:
+        """Whether a pattern covers the module; ``excluded_by`` says which, at the price of trying them one by one."""
         exact, prefixes, others = self._exclude_index
-        if module.startswith(prefixes) or not exact.isdisjoint(_around(module)) or any(other.match(module) for other in others):
-            return next(pattern for pattern in self.excludes if re.match(_covering(pattern), module))
-        return None
+        return module.startswith(prefixes) or not exact.isdisjoint(_around(module)) or any(other.match(module) for other in others)
 
     @cached_property
     def _exclude_index(self) -> tuple[frozenset[str], tuple[str, ...], tuple[re.Pattern, ...]]:
@@ -99,7 +103,7 @@ class LayerMap:
         The module's own entry, else that of a block around it, else the one algorithm of the modules inside it; a flat copy says its
         quant_algo for everything that is not excluded and that a quantiser would take (linears and experts).
         """
-        if self.excluded_by(module):
+        if self.is_excluded(module):
             return None
         if self.entries:
             return self._from_entries(module)
