@@ -11,7 +11,7 @@ _parse_quant_hf_config, _parse_modelopt_quant_config, _verify_quantization), lay
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from helpers.checkpoint import Checkpoint
 from helpers.deployment import RELEASES, Release
@@ -124,6 +124,18 @@ class _Refusal(Exception):
         self.error, self.message = error, message
 
 
+def inline_section(checkpoint: Checkpoint) -> object:
+    """``quantization_config`` of config.json as ModelConfig sees it.
+
+    SGLang copies onto the top level what only the text model's config has (utils/hf_transformers/config.py: get_config), so a
+    section that stands in ``text_config`` alone is found as well.
+    """
+    if "quantization_config" in checkpoint.config or checkpoint.text_config is checkpoint.config:
+        return checkpoint.config.get("quantization_config")
+    return checkpoint.text_config.get("quantization_config")
+
+
+@cache
 def supported_methods(release: Release) -> tuple[str, ...]:
     """Every quantization name a release knows on CUDA, in its own order."""
     return tuple(name for name, first, last in _METHODS if release.at_least(first) and (last is None or not _after(release, last)))
@@ -202,7 +214,7 @@ def verify_flag(detection: Detection, flag: str | None, release: Release) -> Ver
 def _parsed_quant_config(checkpoint: Checkpoint, release: Release) -> tuple[dict | None, str, list[Step]]:
     """model_config.py: _parse_quant_hf_config. The dictionary it returns, the copy it came from, and the steps."""
     source = f"sglang {release} configs/model_config.py: _parse_quant_hf_config"
-    inline = checkpoint.config.get("quantization_config")
+    inline = inline_section(checkpoint)
     if inline is not None and not isinstance(inline, dict):
         raise _Refusal("AttributeError", f"'{type(inline).__name__}' object has no attribute 'to_dict'")
     if inline is not None:
@@ -301,7 +313,7 @@ def _nvfp4_moe_meta(checkpoint: Checkpoint, release: Release) -> dict | None:
 
     model_config.py: ModelConfig.__init__. Only config.json's own copy is looked at.
     """
-    inline = checkpoint.config.get("quantization_config")
+    inline = inline_section(checkpoint)
     if not release.at_least("0.5.14") or not isinstance(inline, dict):
         return None
     mixed = str(inline.get("quant_algo", "")).upper() == "MIXED_PRECISION"
@@ -389,7 +401,7 @@ def _is_compatible(flag: str, written: str, release: Release) -> bool:
 
 def _copy_for_layers(checkpoint: Checkpoint, release: Release, quantization: str | None, named_by: str) -> tuple[str, str]:
     """The copy the layers' config is built from, and why. weight_utils.py: get_quant_config."""
-    inline = checkpoint.config.get("quantization_config")
+    inline = inline_section(checkpoint)
     if quantization is None:
         return NONE, "the checkpoint is not quantised"
     if named_by == FILE or not isinstance(inline, dict):
@@ -413,7 +425,7 @@ def _with_findings(detection: Detection, checkpoint: Checkpoint) -> Detection:
                 id="detect.config_refused",
                 stage="detect",
                 severity="refused",
-                read="config.json: quantization_config" if checkpoint.config.get("quantization_config") is not None else FILE,
+                read="config.json: quantization_config" if inline_section(checkpoint) is not None else FILE,
                 observed=f"{detection.error}: {detection.message}",
                 expected="a quantisation that this release knows",
                 why="ModelConfig raises while the server checks its arguments",
@@ -450,7 +462,7 @@ def _taken_for_w4afp8(detection: Detection, checkpoint: Checkpoint) -> Finding |
 
 
 def _layers_anywhere(checkpoint: Checkpoint) -> dict:
-    inline = checkpoint.config.get("quantization_config")
+    inline = inline_section(checkpoint)
     file = (checkpoint.hf_quant or {}).get("quantization")
     for section in (inline, file):
         if isinstance(section, dict) and isinstance(section.get("quantized_layers"), dict):

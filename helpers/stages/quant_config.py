@@ -7,12 +7,12 @@ Sources: model_loader/weight_utils.py (get_quant_config), model_loader/loader.py
 layers/quantization: modelopt_quant.py, fp8.py, w4afp8.py, compressed_tensors/compressed_tensors.py, mxfp4.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from helpers.checkpoint import Checkpoint
 from helpers.deployment import Release
-from helpers.stages.detect import CONFIG, FILE, NVFP4_ALGORITHMS, Detection
+from helpers.stages.detect import CONFIG, FILE, NVFP4_ALGORITHMS, Detection, inline_section
 from helpers.stages.names import Excludes, LayerAlgorithms, Mapper, Unloadable
 
 MODELOPT = "layers/quantization/modelopt_quant.py"
@@ -56,11 +56,13 @@ def quant_spec(
     """What `_get_quantization_config` returns for that quantisation name; None when there is none. Unloadable when it raises."""
     if quantization is None:
         return None
-    section, nested = _section(checkpoint, detection, release, quantization, remap)
+    section, from_file = _section(checkpoint, detection, release, quantization, remap)
     reader = _READERS.get(quantization)
+    if from_file and quantization.startswith("modelopt"):
+        reader = _reader_by_producer(section, quantization, checkpoint.architecture, release) or reader
     if reader is None:
         return Spec("", quantization, Excludes(()), 0, packed=packed, section=section or {})
-    spec = reader(section, nested, release)
+    spec = reader(section, release)
     spec = replace(spec, packed=packed, section=section or {})
     meta = detection.nvfp4_moe_meta
     if meta is not None and spec.cls == "Fp8Config":
@@ -70,10 +72,7 @@ def quant_spec(
 
 def _section(checkpoint, detection, release, quantization, remap) -> tuple[dict | None, bool]:
     """The dictionary `from_config` gets, and whether it is the file's nested form. weight_utils.py: get_quant_config."""
-    inline = checkpoint.config.get("quantization_config")
-    if inline is None:
-        text = checkpoint.config.get("text_config")
-        inline = text.get("quantization_config") if isinstance(text, dict) else None
+    inline = inline_section(checkpoint)
     if inline is None:
         inline = checkpoint.config.get("compression_config")
     if isinstance(inline, dict) and not (quantization == "modelopt_mixed" and detection.copy == FILE):
@@ -105,6 +104,25 @@ def _file_section(whole: dict, release: Release, remap: Mapping[str, str]) -> tu
     return whole, True
 
 
+def _reader_by_producer(whole: dict, quantization: str, architecture: str, release: Release) -> Callable | None:
+    """A file that names ModelOpt as its producer is read by its own quant_algo, whatever the other copy says. get_quant_config."""
+    producer = whole.get("producer", {})
+    if not str(producer.get("name", "") if isinstance(producer, dict) else "").startswith("modelopt"):
+        return None
+    section = whole.get("quantization")
+    if not isinstance(section, dict):
+        section = whole
+    algorithm = section.get("quant_algo")
+    if algorithm is None:
+        if not release.at_least("0.5.20") and "quant_algo" not in section:
+            raise Unloadable("KeyError", "'quant_algo'", "model_loader/weight_utils.py: get_quant_config")
+        message = f"Invalid quant_config, quantization method: {quantization},hf architectures: {architecture}. "
+        raise Unloadable("ValueError", message, "model_loader/weight_utils.py: get_quant_config")
+    if algorithm == "FP8" or quantization == "modelopt_fp8":
+        return _read_fp8
+    return _read_fp4 if "FP4" in algorithm else None
+
+
 def _replace_prefix(name: str, remap: Mapping[str, str]) -> str:
     """model_loader/weight_utils.py: replace_prefix."""
     for old, new in remap.items():
@@ -116,7 +134,7 @@ def _replace_prefix(name: str, remap: Mapping[str, str]) -> str:
 # --- ModelOpt, flat ---------------------------------------------------------------------------------------------------
 
 
-def _read_fp8(config: dict | None, from_file: bool, release: Release) -> Spec:
+def _read_fp8(config: dict | None, release: Release) -> Spec:
     """modelopt_quant.py: ModelOptFp8Config.from_config."""
     config = config or {}
     algorithm = config.get("quant_algo")
@@ -175,7 +193,7 @@ _FP4_ACCEPTED = (
 )
 
 
-def _read_fp4(config: dict | None, from_file: bool, release: Release) -> Spec:
+def _read_fp4(config: dict | None, release: Release) -> Spec:
     """modelopt_quant.py: ModelOptFp4Config.from_config."""
     source = f"{MODELOPT}: ModelOptFp4Config.from_config"
     capability = 80 if release.at_least("0.5.13") else 100
@@ -262,7 +280,7 @@ def _common_group_size(config: dict) -> int:
 # --- ModelOpt, mixed --------------------------------------------------------------------------------------------------
 
 
-def _read_mixed(config: dict | None, from_file: bool, release: Release) -> Spec:
+def _read_mixed(config: dict | None, release: Release) -> Spec:
     """modelopt_quant.py: ModelOptMixedPrecisionConfig.from_config."""
     source = f"{MODELOPT}: ModelOptMixedPrecisionConfig.from_config"
     config = config or {}
@@ -324,7 +342,7 @@ def _algorithm_name(entry: object, source: str) -> str:
 # --- FP8 with or without NVFP4 experts, W4AFP8, compressed-tensors, MXFP4 ---------------------------------------------
 
 
-def _read_native_fp8(config: dict | None, from_file: bool, release: Release) -> Spec:
+def _read_native_fp8(config: dict | None, release: Release) -> Spec:
     """fp8.py: Fp8Config.from_config."""
     source = "layers/quantization/fp8.py: Fp8Config.from_config"
     if config is None:
@@ -338,8 +356,10 @@ def _read_native_fp8(config: dict | None, from_file: bool, release: Release) -> 
     ignored = config.get("ignored_layers", config.get("modules_to_not_convert")) or []
     bases = [name.removeprefix("model.") for name in ignored]
     names = [form for base in bases for form in (base, f"model.{base}")]
-    block = [1, 32] if mx else config.get("weight_block_size")
-    if block is not None and not mx:
+    block = config.get("weight_block_size")
+    if mx and (block is not None or release.at_least("0.5.16")):
+        block = [1, 32]  # the format's own; what the checkpoint says is ignored
+    if block is not None:
         if len(block) != 2:
             message = f"The quantization block size of weight must have 2 dimensions, but got {len(block)} dimensions."
             raise Unloadable("ValueError", message, source)
@@ -354,7 +374,7 @@ def _read_native_fp8(config: dict | None, from_file: bool, release: Release) -> 
         "mxfp8" if mx else "fp8",
         _excludes(names, release),
         100 if mx else 80,
-        block=None if block is None else tuple(block),
+        block=(1, 32) if mx else None if block is None else tuple(block),
         kv_cache="any",
         serialized="fp8" in config["quant_method"],
     )
@@ -374,18 +394,18 @@ def _hybrid(spec: Spec, meta: Mapping, release: Release, quantization: str) -> S
     return replace(spec, cls="HybridFp8NvFp4Config", experts=experts, group_size=meta["group_size"])
 
 
-def _read_w4afp8(config: dict | None, from_file: bool, release: Release) -> Spec:
+def _read_w4afp8(config: dict | None, release: Release) -> Spec:
     """w4afp8.py: W4AFp8Config.from_config: INT4 experts, FP8 in blocks of 128 elsewhere, whatever the JSON says."""
     return Spec("W4AFp8Config", "w4afp8", Excludes(()), 90, group_size=128, block=(128, 128))
 
 
-def _read_compressed_tensors(config: dict | None, from_file: bool, release: Release) -> Spec:
+def _read_compressed_tensors(config: dict | None, release: Release) -> Spec:
     """compressed_tensors.py: CompressedTensorsConfig.from_config."""
     config = config or {}
     return Spec("CompressedTensorsConfig", "compressed-tensors", Excludes(config.get("ignore") or ()), 70)
 
 
-def _read_mxfp4(config: dict | None, from_file: bool, release: Release) -> Spec:
+def _read_mxfp4(config: dict | None, release: Release) -> Spec:
     """mxfp4.py: Mxfp4Config.from_config; modules_to_not_convert is not read."""
     serialized = config is not None and "mxfp4" in config.get("quant_method", "")
     return Spec("Mxfp4Config", "mxfp4", Excludes(()), 80, serialized=serialized)
