@@ -4,8 +4,9 @@ SGLang resolves its arguments in one long sequence before anything is loaded: de
 architecture, data parallelism, the runner's allowlist, the all-to-all, token budgets. `admit` follows that order, so that the
 first refusal is SGLang's first refusal, with its exact text.
 
-Not followed: LoRA, disaggregated prefill and decode, pipeline and context parallelism, EPLB, HiCache, and attention backends set
-by hand. A deployment that does not use them does not meet those rules.
+Not followed: speculative decoding's own rules, LoRA, disaggregated prefill and decode, pipeline and context parallelism, EPLB,
+HiCache, attention backends set by hand, chunks that are no multiple of the page size, and what a package missing on the machine
+refuses. A deployment that does not use them does not meet those rules.
 """
 
 from dataclasses import dataclass

@@ -32,6 +32,8 @@ class Judgement:
         parts = ["loading the weights and running the kernels"]
         if self.checkpoint.tensors is None:
             parts.append("the tensors, because only the configuration was given")
+        if self.deployment.speculative_algorithm:
+            parts.append("speculative decoding's own rules and its draft model")
         if self.deployment.unexamined:
             parts.append(f"the flags {', '.join(self.deployment.unexamined)}")
         return f"Not examined: {'; '.join(parts)}."

@@ -490,6 +490,12 @@ def test_an_all_to_all_rewrites_ep_after_the_runner_has_checked_it():
     assert ask(QWEN_NVFP4, a2a="deepep", tp=8, ep=2, runner="flashinfer_cutedsl").error == "AssertionError"
 
 
+@pytest.mark.parametrize(("version", "accepted"), [("0.5.15", True), ("0.5.16", False), ("0.5.17", False), ("0.5.18", False)])
+def test_the_variable_for_megamoe_does_not_spare_the_flag_its_checks_everywhere(version, accepted):
+    asked = {"sglang": version, "a2a": "flashinfer", "env": "SGLANG_OPT_USE_DEEPGEMM_MEGA_MOE=1"}
+    assert ask(QWEN_NVFP4, **asked).accepted == accepted
+
+
 @pytest.mark.parametrize(
     ("made", "version", "env"),
     [

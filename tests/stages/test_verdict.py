@@ -44,6 +44,8 @@ def test_what_was_not_examined_is_said():
     assert "the flags --mem-fraction-static 0.9" in judge(MIXED, asked).not_examined
     assert "only the configuration was given" in judge(config_only, asked).not_examined
     assert "only the configuration was given" not in judge(MIXED, asked).not_examined
+    assert "speculative" not in judge(MIXED, asked).not_examined
+    assert "speculative" in judge(MIXED, deployment(speculative_algorithm="EAGLE")).not_examined
 
 
 def test_a_sweep_is_one_judgement_for_each_deployment():

@@ -35,7 +35,7 @@ def early_rules(r: Resolution) -> None:
 
 def a2a_rules(r: Resolution) -> None:
     """In SGLang's order. The ep size is rewritten here, after the runner's own check of it."""
-    variable = "SGLANG_OPT_USE_DEEPGEMM_MEGA_MOE"
+    asked, variable = r.a2a, "SGLANG_OPT_USE_DEEPGEMM_MEGA_MOE"
     if r.release.at_least("0.5.12") and not r.release.at_least("0.5.18") and r.a2a != "megamoe" and r.switch(variable):
         r.decide("a2a_backend", "a2a", "megamoe", "does a variable pick the all-to-all?", variable, "1")
     if r.a2a in spanning(r.release):
@@ -52,6 +52,8 @@ def a2a_rules(r: Resolution) -> None:
     rule = _BACKENDS.get(r.a2a)
     if rule is not None:
         rule(r)
+    if asked == "flashinfer" and r.a2a == "megamoe" and r.release.at_least("0.5.16"):
+        _flashinfer(r)  # to 0.5.17 the raw flag is checked as well, although the variable has replaced it
 
 
 def _ascend_tp(r: Resolution) -> None:
