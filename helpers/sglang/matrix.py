@@ -27,6 +27,19 @@ FLAGS = (
     "unquant",
 )
 
+# The ones that rules about flags and GPUs look at; every runner is asked with every all-to-all, and drawn with everything.
+MAIN_RUNNERS = (
+    "auto",
+    "triton",
+    "flashinfer_cutedsl",
+    "flashinfer_cutlass",
+    "flashinfer_trtllm",
+    "flashinfer_trtllm_routed",
+    "cutlass",
+    "marlin",
+)
+MAIN_A2A = ("none", "deepep", "flashinfer")
+
 # Variables that argument rules read, with a value that is not their default.
 VARIABLES = (
     ("SGLANG_FLASHINFER_CUTEDSL_NVFP4_W4A16", "1"),
@@ -64,11 +77,16 @@ def argument_questions(release: Release, subjects: Iterable[Checkpoint], sample:
 
 
 def _deployments(release: Release, checkpoint: Checkpoint, sample: int) -> Iterator[Deployment]:
-    flags = [flag for flag in FLAGS if flag in quantizations(release)]
-    for runner in runners(release):
+    known = runners(release)
+    main = [runner for runner in MAIN_RUNNERS if runner in known]
+    for runner in known:
+        yield Deployment(release, runner)
         for a2a in a2a_backends(release):
-            yield Deployment(release, runner, a2a, tp=8)
             yield Deployment(release, runner, a2a, tp=8, dp=8, enable_dp_attention=True)
+            if a2a in MAIN_A2A:
+                yield Deployment(release, runner, a2a, tp=8)
+    flags = [flag for flag in FLAGS if flag in quantizations(release)]
+    for runner in main:
         for flag in flags:
             yield Deployment(release, runner, quantization=flag)
         for entry in GPUS:
