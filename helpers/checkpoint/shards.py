@@ -27,6 +27,7 @@ MISSING_FILES_REFUSED = ("0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.
 
 class _Index(msgspec.Struct):
     weight_map: msgspec.Raw
+    metadata: msgspec.Raw = msgspec.Raw(b"")
 
 
 def read_tensors(folder: Path) -> tuple[TensorTable | None, list[Finding]]:
@@ -83,17 +84,19 @@ def _scan_shards(raw: bytes) -> set[str] | None:
 
     A value follows a colon and a quote. A key that ends in a colon would be mistaken for that, and what lies between it and the next
     quote for a value; it then holds the punctuation between two strings, which no shard's name does. Strings without escapes that all
-    belong to pairs make four quotes a pair.
+    belong to pairs make four quotes a pair, besides those of the two keys around them.
     """
     if b"\\" in raw:
         return None
     try:
-        pairs = bytes(msgspec.json.decode(raw, type=_Index).weight_map)
-        values = re.findall(rb':\s*"([^"]*)"', pairs)
+        index = msgspec.json.decode(raw, type=_Index)
+        values = re.findall(rb':\s*"([^"]*)"', index.weight_map)
         shards = {value.decode() for value in set(values)}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    if not pairs.startswith(b"{") or 4 * len(values) != pairs.count(b'"') or set(":,{}") & set("".join(shards)):
+    metadata = bytes(index.metadata)
+    quotes = 4 * len(values) + 2 + (metadata.count(b'"') + 2 if metadata else 0)
+    if raw.count(b'"') != quotes or bytes(memoryview(index.weight_map)[:1]) != b"{" or set(":,{}") & set("".join(shards)):
         return None
     return shards
 
