@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from helpers.checkpoint.compare import compare
+from helpers.checkpoint.compare import copies_disagree, geometry_against_shapes, map_against_tensors, names_that_match_nothing
 from helpers.checkpoint.config_copies import copies_read_by_sglang, inline_quantization, text_config
 from helpers.checkpoint.geometry import ExpertGeometry, read_geometry
 from helpers.checkpoint.layer_map import LayerMap, layer_maps
@@ -72,4 +72,11 @@ class Checkpoint:
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
         """What reading found, and what comparing the copies with each other and with the tensors found."""
-        return self.reading + compare(self)
+        found = copies_disagree(self.layer_maps, self.copies_read)
+        if self.tensors is not None and self.modules is not None:
+            found += map_against_tensors(self.layer_map, self.modules, self.geometry)
+            if self.tensors.complete:
+                found += names_that_match_nothing(self.layer_map, self.modules)
+            if self.geometry is not None:
+                found += geometry_against_shapes(self.geometry, self.modules, self.tensors.complete)
+        return (*self.reading, *found)

@@ -4,7 +4,6 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterable
 from fnmatch import translate
-from typing import TYPE_CHECKING
 
 from helpers.checkpoint.config_copies import CONFIG, QUANT
 from helpers.checkpoint.geometry import ExpertGeometry
@@ -12,9 +11,6 @@ from helpers.checkpoint.layer_map import LayerMap, same_format
 from helpers.checkpoint.names import layer_of, module_kind, printable, some
 from helpers.checkpoint.tensor_modules import ExpertBlock, TensorModules
 from helpers.findings import Finding
-
-if TYPE_CHECKING:
-    from helpers.checkpoint.checkpoint import Checkpoint
 
 DOWN = ("down_proj", "w2")
 GATED_UP = ("gate_up_proj", "w13")
@@ -27,37 +23,25 @@ EIGHT_BITS = ("FP8", "MXFP8", "FP8_BLOCK_SCALES", "FP8_PB_WO", "FP8_PER_CHANNEL_
 FLAT_COVERS = ("routed experts", "shared experts", "dense mlp", "attention", "linear attention", "lm_head")
 
 
-def compare(checkpoint: "Checkpoint") -> tuple[Finding, ...]:
-    """All comparisons that the checkpoint has the information for; a folder without tensors has only its two copies to compare."""
-    findings = [copies_disagree(checkpoint)]
-    if checkpoint.tensors is not None and checkpoint.modules is not None:
-        findings += map_against_tensors(checkpoint.layer_map, checkpoint.modules, checkpoint.geometry)
-        if checkpoint.tensors.complete:
-            findings += names_that_match_nothing(checkpoint.layer_map, checkpoint.modules)
-        if checkpoint.geometry is not None:
-            findings += geometry_against_shapes(checkpoint.geometry, checkpoint.modules, checkpoint.tensors.complete)
-    return tuple(finding for finding in findings if finding)
-
-
-def copies_disagree(checkpoint: "Checkpoint") -> Finding | None:
-    maps = checkpoint.layer_maps
-    if len(maps) < 2:
-        return None
-    differences = differing(maps[CONFIG], maps[QUANT])
+def copies_disagree(maps: dict[str, LayerMap], copies_read: tuple[str, str, str]) -> list[Finding]:
+    """maps: copy -> its map. copies_read: (copy that names the quantisation, copy that the layers are built from, why)."""
+    differences = differing(maps[CONFIG], maps[QUANT]) if len(maps) == 2 else []
     if not differences:
-        return None
-    name_copy, layer_copy, why = checkpoint.copies_read
-    return Finding(
-        id="detect.copies_disagree",
-        stage="detect",
-        severity="note",
-        read=f"{CONFIG}: quantization_config; {QUANT}",
-        observed="; ".join(differences),
-        expected="two copies that say the same",
-        why=f"SGLang names the quantisation from {name_copy} and builds the layers from {layer_copy}: {why}",
-        source="sglang 0.5.16 model_config.py: _parse_quant_hf_config; weight_utils.py: get_quant_config",
-        remedy="make the copy that is not read say the same as the one that is",
-    )
+        return []
+    name_copy, layer_copy, why = copies_read
+    return [
+        Finding(
+            id="detect.copies_disagree",
+            stage="detect",
+            severity="note",
+            read=f"{CONFIG}: quantization_config; {QUANT}",
+            observed="; ".join(differences),
+            expected="two copies that say the same",
+            why=f"SGLang names the quantisation from {name_copy} and builds the layers from {layer_copy}: {why}",
+            source="sglang 0.5.16 model_config.py: _parse_quant_hf_config; weight_utils.py: get_quant_config",
+            remedy="make the copy that is not read say the same as the one that is",
+        )
+    ]
 
 
 def differing(inline: LayerMap, file: LayerMap) -> list[str]:
