@@ -168,14 +168,14 @@ def decode(encoded: Nvfp4, dtype: torch.dtype = torch.bfloat16, out: torch.Tenso
     scales = encoded.scales.contiguous()
     if out is None:
         out = torch.empty(encoded.shape, dtype=dtype, device=codes.device)
+    rules = recipe(encoded.recipe)
     if codes.is_cuda:
         from helpers.nvfp4.gpu import decode_cuda
 
-        return decode_cuda(recipe(encoded.recipe), codes, scales, encoded.global_scale, out)
+        return decode_cuda(rules.name, rules.decodes_signed_zero, codes, scales, encoded.global_scale, out)
     g = encoded.global_scale.reshape(-1)
     if scales.numel() < _TABLE_BLOCKS * g.numel():
         return out.copy_(decode_plain(encoded, dtype))
-    rules = recipe(encoded.recipe)
     parts = zip(codes.view(len(g), -1), scales.view(len(g), -1), g, out.view(len(g), -1), strict=True)
     for part_codes, part_scales, part_g, part_out in parts:
         _decode_table(pair_table(rules, part_g, dtype), part_codes, part_scales, part_out)

@@ -7,8 +7,6 @@ import torch
 import triton
 import triton.language as tl
 
-from helpers.nvfp4.recipes import Recipe
-
 # How the decoded number is put together; the order of the roundings differs (recipes.Recipe.value).
 _SCALE_TIMES_GLOBAL, _SCALE_OVER_GLOBAL, _GLOBAL_LAST = 0, 1, 2
 _FORMULA = {
@@ -51,19 +49,19 @@ def _decode_kernel(codes, scales, global_scale, out, words, chunks, formula: tl.
     tl.store(where, value.to(out.dtype.element_ty), mask=inside[:, None])
 
 
-def decode_cuda(rules: Recipe, codes: torch.Tensor, scales: torch.Tensor, global_scale: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """``codec.decode`` for contiguous CUDA tensors; writes and returns ``out``."""
+def decode_cuda(
+    recipe: str, signed_zero: bool, codes: torch.Tensor, scales: torch.Tensor, global_scale: torch.Tensor, out: torch.Tensor
+) -> torch.Tensor:
+    """``codec.decode`` for contiguous CUDA tensors by the named recipe; writes and returns ``out``. signed_zero: code 8 is -0.0."""
     g = global_scale.reshape(-1).contiguous()
-    formula = _FORMULA[rules.name]
+    formula = _FORMULA[recipe]
     if formula == _GLOBAL_LAST:
         g = 1.0 / g  # here, where a division is rounded as IEEE says
     codes = (codes if codes.data_ptr() % 4 == 0 else codes.clone()).view(torch.int32)
     words = codes.numel() // g.numel()
     chunks = triton.cdiv(words, _WORDS)
     with torch.cuda.device(codes.device):
-        _decode_kernel[(chunks * g.numel(),)](
-            codes, scales, g, out, words, chunks, formula, rules.decodes_signed_zero, _WORDS, num_warps=_WARPS
-        )
+        _decode_kernel[(chunks * g.numel(),)](codes, scales, g, out, words, chunks, formula, signed_zero, _WORDS, num_warps=_WARPS)
     return out
 
 
