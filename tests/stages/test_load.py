@@ -1,0 +1,122 @@
+"""Load rules that the configuration alone proves: cutting experts over ranks, group size, the GPU's generation."""
+
+import pytest
+
+from helpers.checkpoint import from_configs
+from helpers.deployment import deployment
+from helpers.stages.admit import admit
+from helpers.stages.consequences import consequences
+from helpers.stages.detect import detect
+from helpers.stages.route import route
+
+CUTEDSL, CUTLASS, TRTLLM = "flashinfer_cutedsl", "flashinfer_cutlass", "flashinfer_trtllm"
+CONFIG = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_hidden_layers": 1,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "hidden_size": 512,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+}
+FLAT = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": []}
+
+
+def found(intermediate=512, section=FLAT, model=None, **values) -> dict[str, tuple[str, str, str]]:
+    config = (CONFIG | {"moe_intermediate_size": intermediate} if model is None else model) | {"quantization_config": section}
+    checkpoint, on = from_configs("generated", config), deployment(**({"quantization": "modelopt_fp4"} | values))
+    detection = detect(checkpoint, on.release)
+    admission = admit(checkpoint, detection, on)
+    assert admission.accepted, admission.message
+    routing = route(checkpoint, detection, on.release, admission.model_quantization)
+    return {f.id: (f.severity, f.observed, f.remedy) for f in consequences(checkpoint, detection, admission, routing, on)}
+
+
+@pytest.mark.parametrize("version", ["0.5.11", "0.5.16", "0.5.23"])
+@pytest.mark.parametrize(("tp", "aligned"), [(4, True), (8, True), (16, False)])
+def test_cutedsl_interleaves_in_64_rows(version, tp, aligned):
+    """I 1024 over 16 ranks leaves 64 rows, over 32 would leave 32: use 512 for the side that fails."""
+    findings = found(1024 if aligned else 512, sglang=version, runner=CUTEDSL, tp=tp)
+    if aligned:
+        assert "load.gated_rows_not_aligned" not in findings
+    else:
+        severity, observed, remedy = findings["load.gated_rows_not_aligned"]
+        assert (severity, remedy) == ("fails_to_load", "--moe-runner-backend flashinfer_trtllm")
+        assert "Expected split dim divisible by group_size=64, got 32." in observed
+
+
+def test_cutlass_and_the_deepep_layout_pad_instead():
+    observed = found(320, sglang="0.5.16", runner=CUTLASS, tp=8)["load.gated_rows_not_aligned"][1]
+    assert observed.startswith("AssertionError: The intermediate size required padding, but padding is also implemented for gated")
+    v1 = found(96, sglang="0.5.16", runner=CUTEDSL, a2a="deepep", tp=2, deepep_mode="low_latency")
+    assert "AssertionError" in v1["load.gated_rows_not_aligned"][1]
+
+
+def test_trtllm_and_marlin_have_a_layout_of_their_own():
+    assert "load.gated_rows_not_aligned" not in found(320, sglang="0.5.16", runner=TRTLLM, tp=8)
+    assert "load.gated_rows_not_aligned" not in found(320, sglang="0.5.16", runner="marlin", tp=8)
+
+
+def test_whole_experts_a_rank_are_the_way_out():
+    assert found(512, sglang="0.5.16", runner=CUTEDSL, tp=8, ep=8).get("load.gated_rows_not_aligned") is None
+    assert found(320, sglang="0.5.16", runner=CUTEDSL, tp=8)["load.gated_rows_not_aligned"][2] == "--ep-size 8"
+
+
+def nemotron(intermediate):
+    return {
+        "architectures": ["NemotronHForCausalLM"],
+        "model_type": "nemotron_h",
+        "hybrid_override_pattern": "ME",
+        "num_hidden_layers": 2,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "hidden_size": 512,
+        "moe_intermediate_size": intermediate,
+        "mlp_hidden_act": "relu2",
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+    }
+
+
+def test_experts_without_a_gate_are_padded_and_need_whole_scale_groups_only():
+    """Nemotron-3 Nano: I 1856 over 8 ranks is 232, which is 14.5 scale groups."""
+    findings = found(model=nemotron(1856), sglang="0.5.16", runner=CUTLASS, tp=8)
+    assert findings["load.scale_groups_cut"][0] == "wrong_output"
+    assert "load.gated_rows_not_aligned" not in findings
+    assert "load.scale_groups_cut" not in found(model=nemotron(1856), sglang="0.5.16", runner=CUTLASS, tp=4)
+
+
+def test_ranks_must_divide_experts_and_width():
+    assert "not a multiple of 8" in found(516, sglang="0.5.16", runner=TRTLLM, tp=8)["load.experts_not_divisible"][1]
+    findings = found(model=CONFIG | {"moe_intermediate_size": 512, "num_experts": 6}, sglang="0.5.16", runner=TRTLLM, tp=4, ep=4)
+    assert "6 is not a multiple of 4" in findings["load.experts_not_divisible"][1]
+
+
+@pytest.mark.parametrize(("runner", "severity"), [(CUTEDSL, "fails_to_load"), (CUTLASS, "wrong_output")])
+def test_group_size_16_is_built_in(runner, severity):
+    assert found(section=FLAT | {"group_size": 32}, sglang="0.5.16", runner=runner)["load.group_size_not_16"][0] == severity
+    assert "load.group_size_not_16" not in found(sglang="0.5.16", runner=runner)
+
+
+def test_runners_without_an_nvfp4_path_keep_all_input_scales():
+    assert found(sglang="0.5.16", runner="triton", tp=2, ep=2)["load.input_scales_not_sliced"][0] == "fails_to_load"
+    assert "load.input_scales_not_sliced" not in found(sglang="0.5.16", runner=CUTLASS, tp=2, ep=2)
+
+
+def test_the_loader_compares_the_gpu_with_the_configs_minimum():
+    assert found(sglang="0.5.12", gpu="H100")["load.gpu_below_minimum"][1] == (
+        "ValueError: The quantization method modelopt_fp4 is not supported for the current GPU. "
+        "Minimum capability: 100. Current capability: 90."
+    )
+    assert "load.gpu_below_minimum" not in found(sglang="0.5.13", gpu="H100")
+    fp8 = FLAT | {"quant_algo": "FP8"}
+    assert "Minimum capability: 89. Current capability: 80." in found(section=fp8, sglang="0.5.16", gpu="A100")["load.gpu_below_minimum"][1]
+
+
+def test_without_dimensions_the_rules_abstain():
+    model = {key: value for key, value in CONFIG.items() if key != "num_experts_per_tok"}
+    findings = found(model=model | {"moe_intermediate_size": 512}, sglang="0.5.16", runner=CUTEDSL, tp=16)
+    assert findings["load.geometry_unknown"][0] == "abstained"
+    assert "load.gated_rows_not_aligned" not in findings
