@@ -4,7 +4,7 @@ SGLang resolves its arguments in one long sequence before anything is loaded: de
 architecture, data parallelism, the runner's allowlist, the all-to-all, token budgets. `admit` follows that order, so that the
 first refusal is SGLang's first refusal, with its exact text.
 
-Not followed: speculative decoding's own rules, LoRA, disaggregated prefill and decode, pipeline and context parallelism, EPLB,
+Not followed: most rules of speculative decoding, LoRA, disaggregated prefill and decode, pipeline and context parallelism, EPLB,
 HiCache, attention backends set by hand, chunks that are no multiple of the page size, and what a package missing on the machine
 refuses. A deployment that does not use them does not meet those rules.
 """
@@ -25,6 +25,7 @@ from helpers.stages.admission.remedies import finding
 from helpers.stages.admission.resolution import Refused, Resolution
 from helpers.stages.admission.sizes import memory_rules, parallel_rules
 from helpers.stages.admission.sources import source
+from helpers.stages.admission.speculative import draft_runner_rules, speculative_rules
 from helpers.stages.detect import Detection
 from helpers.stages.steps import Step
 
@@ -108,7 +109,9 @@ def _resolve(r: Resolution) -> None:
     kernel_rules(r)
     a2a_rules(r)
     _marlin_lora(r)
+    speculative_rules(r)
     budget_rules(r)
+    draft_runner_rules(r)
     _lora_runner(r)
 
 

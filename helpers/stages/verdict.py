@@ -33,7 +33,7 @@ class Judgement:
         if self.checkpoint.tensors is None:
             parts.append("the tensors, because only the configuration was given")
         if self.deployment.speculative_algorithm:
-            parts.append("speculative decoding's own rules and its draft model")
+            parts.append("speculative decoding's own rules (most of them) and its draft model")
         if self.deployment.unexamined:
             parts.append(f"the flags {', '.join(self.deployment.unexamined)}")
         return f"Not examined: {'; '.join(parts)}."

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from helpers.stages.admission.budget import early_budget_rules
 from helpers.stages.admission.resolution import Resolution
+from helpers.stages.admission.speculative import deepseek_v4_speculation
 
 _MODELOPT = ("modelopt", "modelopt_fp8", "modelopt_fp4", "modelopt_mixed")
 
@@ -106,6 +107,7 @@ def deepseek_v4(r: Resolution) -> None:
     """
     rule = "deepseek_v4"
     r.max_running_requests = 256
+    deepseek_v4_speculation(r)
     if r.runner == "auto" and r.facts.hybrid_nvfp4:
         _default_runner(r, rule, "flashinfer_trtllm_routed", "nvfp4_moe_meta", "set")
     later = r.release.at_least("0.5.19")

@@ -226,6 +226,13 @@ ADVICE: dict[str, Advice] = {
     ),
     "marlin_lora": Advice("no all-to-all", _NO_KERNEL, "--moe-a2a-backend none"),
     "lora_runner": Advice("a runner for a model without adapters", "these runners exist for LoRA adapters", "--moe-runner-backend auto"),
+    "lora_runner.draft": Advice(
+        "a runner for a model without adapters", "these runners exist for LoRA adapters", "--speculative-moe-runner-backend auto"
+    ),
+    "deepseek_v4_speculation.algorithm": Advice("EAGLE", "no other way to draft is written for it", "--speculative-algorithm EAGLE"),
+    "deepseek_v4_speculation.paths": Advice("one path", "its draft layers follow one path only", "--speculative-eagle-topk 1"),
+    "speculative_standalone": Advice("no attention data parallelism", "not written yet", "leave out --enable-dp-attention"),
+    "speculative_ngram": Advice("no attention data parallelism", "not written yet", "leave out --enable-dp-attention"),
     "cutedsl_budget": Advice(
         "a forward that fits FlashInfer's buffers",
         _BUFFER,

@@ -22,6 +22,15 @@ class Refused(Exception):
         self.error, self.message, self.rule, self.read, self.value = error, message, rule, read, value
 
 
+def _draft_tokens(flags: Deployment) -> int:
+    """As the flags say; the numbers SGLang picks per model without them are not followed. speculative_hook.py: _handle_eagle_family."""
+    if not flags.speculative_algorithm:
+        return 1
+    if flags.speculative_eagle_topk == 1 and flags.speculative_num_steps:
+        return flags.speculative_num_steps + 1
+    return flags.speculative_num_draft_tokens or 1
+
+
 class Resolution:
     """The fields of ServerArgs that these rules read and write, under our names.
 
@@ -51,8 +60,8 @@ class Resolution:
         self.max_prefill_tokens = 16384 if flags.max_prefill_tokens is None else flags.max_prefill_tokens
         self.decode_graph_batch = flags.cuda_graph_max_bs
         self.decode_graph = True
-        self.max_running_requests: int | None = None
-        self.draft_tokens = 1
+        self.max_running_requests = 48 if flags.speculative_algorithm else None  # speculative_hook.py: its default under speculation
+        self.draft_tokens = _draft_tokens(flags)
         self.dispatch_type = flags.flashinfer_a2a_dispatch_type
         self.environment: Mapping[str, str] = flags.environment
         self.exported: dict[str, str] = {}

@@ -24,6 +24,8 @@ _FAMILIES = {
     "beam": ("_beam_overrides", "beam.py"),
 }
 
+_SPECULATIVE = (("0.5.11", "server_args.py: _handle_speculative_decoding"),)
+
 # rule -> (first release, "file: function"), oldest first.
 SOURCES = {
     "defaults": (
@@ -75,6 +77,9 @@ SOURCES = {
         ("0.5.13", "server_args.py: _handle_model_specific_adjustments"),
         ("0.5.15", "arg_groups/overrides.py: _deepseek_v4_sm120_moe"),
     ),
+    "deepseek_v4_speculation": (("0.5.12", "arg_groups/deepseek_v4_hook.py: apply_deepseek_v4_defaults"),),
+    "speculative_standalone": (*_SPECULATIVE, ("0.5.13", "arg_groups/speculative_hook.py: _handle_eagle_family")),
+    "speculative_ngram": (*_SPECULATIVE, ("0.5.13", "arg_groups/speculative_hook.py: _handle_ngram")),
     "deepseek": (
         ("0.5.11", "server_args.py: _handle_model_specific_adjustments"),
         ("0.5.15", "arg_groups/overrides.py: _deepseek_moe_quant_resolution"),
