@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from helpers.checkpoint import known_checkpoints, open_checkpoint
 from helpers.errors import InputError, UsageError
-from helpers.nvfp4.audit import audit, bits_a_weight, code_shares, cost_of_maximum, findings, layer_map, plan, worst
+from helpers.nvfp4.audit import audit, bits_a_weight, code_shares, cost_of_collapsing, cost_of_maximum, findings, layer_map, plan, worst
 from helpers.nvfp4.audit import run as run_module
 from helpers.nvfp4.audit.report import gaussian_magnitudes
 from helpers.nvfp4.audit.scan import STRETCH, sample_ranges
@@ -216,6 +216,25 @@ def test_the_maximum_of_the_input_scales_costs_nothing_until_it_does():
     assert abs(cost_of_maximum(1.0)) < 1e-6
     assert abs(cost_of_maximum(16.0)) < 0.3
     assert 1 < cost_of_maximum(1e5) < cost_of_maximum(1e6)
+
+
+def test_what_one_global_scale_for_gate_and_up_costs():
+    assert cost_of_collapsing(2.0) == (pytest.approx(20 * np.log10(2)), float("inf")), "up is halved; E4M3 halves exactly"
+    first, larger = cost_of_collapsing(1.25)
+    assert first == pytest.approx(20 * np.log10(1.25 / 0.25), abs=0.1)
+    assert 25 < larger < 45
+
+
+def test_native_four_bit_tensors_are_read_like_packed_bytes(sound, tmp_path):
+    tensors = load_file(sound.path / "model.safetensors")
+    native = {name: tensor.view(torch.float4_e2m1fn_x2) if name.endswith(".weight") else tensor for name, tensor in tensors.items()}
+    folder = tmp_path / "native"
+    folder.mkdir()
+    save_file(native, folder / "model.safetensors")
+    (folder / "config.json").write_text((sound.path / "config.json").read_text())
+    checkpoint = open_checkpoint(folder)
+    assert {checkpoint.tensors.dtype(name) for name in checkpoint.tensors if name.endswith(".weight")} == {"F4"}
+    assert audit(checkpoint).matrices == audit(sound).matrices
 
 
 # The stream -----------------------------------------------------------------------------------------------------------

@@ -1,7 +1,17 @@
 """Walk the real tensors of a checkpoint in a stream: are these weights what they should be?"""
 
 from helpers.nvfp4.audit.plan import Job, plan
-from helpers.nvfp4.audit.report import METRICS, bits_a_weight, code_shares, cost_of_maximum, findings, layer_map, pairs, worst
+from helpers.nvfp4.audit.report import (
+    METRICS,
+    bits_a_weight,
+    code_shares,
+    cost_of_collapsing,
+    cost_of_maximum,
+    findings,
+    layer_map,
+    pairs,
+    worst,
+)
 from helpers.nvfp4.audit.run import Audit, audit, print_progress
 from helpers.nvfp4.audit.scan import MatrixStats
 
@@ -13,6 +23,7 @@ __all__ = [
     "audit",
     "bits_a_weight",
     "code_shares",
+    "cost_of_collapsing",
     "cost_of_maximum",
     "findings",
     "layer_map",

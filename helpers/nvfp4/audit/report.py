@@ -13,9 +13,10 @@ from helpers.errors import unknown
 from helpers.findings import Finding, ordered
 from helpers.nvfp4.audit.run import Audit
 from helpers.nvfp4.audit.scan import MatrixStats
-from helpers.nvfp4.codec import decode, encode
+from helpers.nvfp4.codec import Nvfp4, decode, encode
 from helpers.nvfp4.compare import sqnr_db
 from helpers.nvfp4.elements import unpack
+from helpers.nvfp4.moe import collapse_globals
 from helpers.nvfp4.recipes import FULL_SCALE
 
 SGLANG = "sglang 0.5.23 modelopt_quant.py: _compute_gemm1_alphas, ModelOptNvFp4FusedMoEMethod.process_weights_after_loading"
@@ -193,12 +194,14 @@ def pairs(audit: Audit) -> list[tuple[MatrixStats, MatrixStats]]:
 
 def _gate_and_up(audit: Audit) -> Finding | None:
     apart = [(gate, up) for gate, up in pairs(audit) if gate.global_scale != up.global_scale]
-    ratios = [up.global_scale / gate.global_scale for gate, up in apart if gate.global_scale]
+    ratios = [up.global_scale / gate.global_scale for gate, up in apart if _usable(gate.global_scale) and _usable(up.global_scale)]
     why = (
-        "kernels with one scale for both multiply up by the wrong one; rounding the block scales to the larger costs what "
-        "helpers.nvfp4.moe.collapse_globals shows. Which of them runs depends on the runner"
+        "a kernel with one scale for both either applies gate's to up, or the larger to both with the block scales rounded again; "
+        "which of them runs, or one that takes two, depends on the runner"
     )
-    observed = f"up's global scale over gate's is {min(ratios, default=1):.3g} to {max(ratios, default=1):.3g}"
+    first, larger = cost_of_collapsing(max(ratios, key=lambda ratio: abs(math.log(ratio)), default=1.0))
+    observed = f"up's global scale over gate's is {min(ratios, default=1):.3g} to {max(ratios, default=1):.3g}; the widest leaves up "
+    observed += f"{first:.0f} dB of signal over error under gate's scale, {larger:.0f} dB under the larger"
     remedy = "export with one weight_scale_2 for gate and up (ModelOpt does), or use a runner with a scale for each"
     bad = [gate for gate, _ in apart]
     return _finding(audit, "gate_up_scales_differ", "abstained", bad, observed, "equal", why, source=SGLANG, remedy=remedy)
@@ -266,3 +269,19 @@ def cost_of_maximum(ratio: float) -> float:
     g = x.abs().max() / FULL_SCALE
     own, shared = (sqnr_db(x, decode(encode(x, "modelopt", g * times), torch.float32)) for times in (1.0, ratio))
     return own - shared
+
+
+@cache
+def cost_of_collapsing(ratio: float) -> tuple[float, float]:
+    """Decibels of signal over error that Gaussian up weights keep when one global scale serves gate and up (``collapse_globals``).
+
+    ratio: up's global scale over gate's. First with gate's applied to both, then with the larger and the block scales of the other
+    rounded again: the smaller half's error is given, whichever it is.
+    """
+    x = torch.randn(256, 256, generator=torch.Generator().manual_seed(2))
+    up = encode(x)
+    gate = Nvfp4(up.codes, up.scales, up.global_scale / ratio)
+    first = sqnr_db(decode(up, torch.float32), decode(collapse_globals(gate, up, "first")[1], torch.float32))
+    pairs = zip((gate, up), collapse_globals(gate, up, "maximum"), strict=True)
+    larger = min(sqnr_db(decode(half, torch.float32), decode(together, torch.float32)) for half, together in pairs)
+    return first, larger
