@@ -22,7 +22,11 @@ RATIO = 1.6
 
 def one_after_another(folder: Path) -> None:
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
-        subprocess.run([sys.executable, "-m", "papermill", path, folder / path.name, "--log-level", "ERROR"], cwd=NOTEBOOKS, check=True)
+        subprocess.run(
+            [sys.executable, "-m", "papermill", path, folder / path.name, "--no-progress-bar", "--log-level", "ERROR"],
+            cwd=NOTEBOOKS,
+            check=True,
+        )
 
 
 def ours(folder: Path) -> None:
