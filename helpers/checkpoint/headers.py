@@ -68,6 +68,8 @@ def parse_header(header: bytes) -> Header:
     needs four (its name's and its three keys'), so one colon more means a name, a key or a string that the fast way did not expect,
     and the careful way decides.
     """
+    if b"\\u" in header:  # half of a surrogate pair is no text, and only the careful way looks for it
+        return _parse_carefully(header)
     metadata, tensors = _split_metadata(header)
     try:
         entries = _ENTRIES.decode(tensors)
@@ -94,7 +96,10 @@ def _split_metadata(header: bytes) -> tuple[object, bytes]:
 
 
 def _strings(metadata: object) -> bool:
-    return isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
+    """Whether it is an object of strings, and of text: a half of a surrogate pair is neither."""
+    if not isinstance(metadata, dict):
+        return False
+    return all(isinstance(value, str) and not _is_half_a_pair(value + name) for name, value in metadata.items())
 
 
 def _refuse_constant(name: str) -> None:
@@ -114,6 +119,8 @@ def _parse_carefully(header: bytes) -> Header:
         raise HeaderError(f"the header is not JSON ({error})") from None
     if not isinstance(parsed, _Pairs):
         raise HeaderError(f"the header is a JSON {type(parsed).__name__}, not an object")
+    if any(_is_half_a_pair(name) for name, _ in parsed):
+        raise HeaderError("a tensor's name has half of a surrogate pair")
     metadata = [value for name, value in parsed if name == "__metadata__"]
     if len(metadata) > 1:
         raise HeaderError("__metadata__ is given twice")
@@ -125,6 +132,10 @@ def _parse_carefully(header: bytes) -> Header:
         return Header(entries, ())
     names = [name for name, _ in pairs]
     return Header(entries, tuple(name for name in entries if names.count(name) > 1))
+
+
+def _is_half_a_pair(text: str) -> bool:
+    return any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _careful_entry(name: str, pairs: object) -> Entry:

@@ -45,7 +45,7 @@ def theirs(header: bytes, data: bytes) -> dict | None:
     st.dictionaries(NAMES, st.tuples(st.sampled_from(list(NUMPY)), st.lists(st.integers(0, 5), max_size=3)), max_size=6),
     st.none() | st.dictionaries(st.text(max_size=5), st.text(max_size=5), min_size=1, max_size=2),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, derandomize=True)
 def test_reads_what_the_librarys_writer_writes(tensors, metadata):
     blob = save({name: numpy.ones(shape, NUMPY[dtype]) for name, (dtype, shape) in tensors.items()}, metadata)
     length = int.from_bytes(blob[:8], "little")
@@ -110,7 +110,7 @@ WRONG = {
 
 
 @given(broken_files())
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600, deadline=None, derandomize=True)  # the same on every machine; 20,000 random ones agreed as well
 def test_refuses_exactly_what_safetensors_refuses(file):
     assert ours(*file) == theirs(*file)
 
@@ -145,6 +145,8 @@ def complaint(header, data_bytes=8) -> str:
         ({"a": {"dtype": "U8", "shape": [8]}}, "tensor 'a' has no data_offsets"),
         ({"a": 1}, "tensor 'a' is '1', not an object"),
         (b'{"a":{"dtype":"U8","dtype":"I8","shape":[8],"data_offsets":[0,8]}}', "tensor 'a' has more than one dtype"),
+        (b'{"\\ud800":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}}', "a tensor's name has half of a surrogate pair"),
+        (b'{"__metadata__":{"a":"\\ud800"}}', "__metadata__ is not an object of strings"),
         (b"[]", "the header is a JSON list, not an object"),
         (b'{"a":', "the header is not JSON (Expecting value: line 1 column 6 (char 5))"),
         (b"\xff\xfe", "the header is not JSON ('utf-8' codec can't decode byte 0xff in position 0: invalid start byte)"),
