@@ -92,10 +92,10 @@ def _validate(values: Mapping[str, object]) -> None:
 
 
 def _portable(values: dict[str, object]) -> dict[str, object]:
-    """Kernels run in notebooks/, so a path given relative to where the user stands is made absolute."""
+    """Kernels run in notebooks/, so a path given relative to where the user stands is made absolute; a hub id is none."""
     checkpoint, launch = str(values.get("checkpoint", "")), str(values.get("launch", ""))
     absolute = {name: str(Path(str(values[name])).resolve()) for name in FOLDERS if values.get(name)}
-    if checkpoint and checkpoint not in known_checkpoints():
+    if checkpoint and checkpoint not in known_checkpoints() and Path(checkpoint).exists():
         absolute["checkpoint"] = str(Path(checkpoint).resolve())
     if launch.startswith("@"):
         absolute["launch"] = f"@{Path(launch[1:]).expanduser().resolve()}"

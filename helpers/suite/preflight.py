@@ -21,7 +21,7 @@ def main(args: argparse.Namespace) -> int:
     asked = deployment(**values(args))
     judgement = judge(open_checkpoint(args.checkpoint), asked)
     verdict = judgement.verdict
-    others = alternatives(judgement.checkpoint, asked) if verdict.outcome != "serves" else []
+    others = alternatives(judgement) if verdict.outcome != "serves" else []
     if args.json:
         question = {"checkpoint": args.checkpoint, "expect": list(expected)} | asked.to_dict()
         answer = {"question": question} | verdict.to_dict()

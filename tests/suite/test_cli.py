@@ -15,6 +15,7 @@ from helpers.deployment import GPUS, RELEASES, deployment
 from helpers.errors import InputError
 from helpers.findings import STAGES
 from helpers.paths import ROOT
+from helpers.stages.verdict import judge
 from helpers.suite import alternatives, cli
 from helpers.suite.terminal import Page, colours_on
 
@@ -184,12 +185,33 @@ def test_names_from_a_checkpoint_cannot_move_the_cursor():
     assert page.stream.getvalue().strip() == r"observed  a\x1b[2Jb\x00\u202e"
 
 
-def test_alternatives_change_one_value_each():
-    asked = deployment(sglang="0.5.15", runner="flashinfer_cutedsl")
-    found = alternatives.alternatives(open_checkpoint("qwen3.5-moe-mixed"), asked)
-    assert {other.changed for other in found} == set(alternatives.FLAGS)
-    assert ("runner", "flashinfer_cutedsl") not in {(other.changed, other.value) for other in found}
-    outcome = {(other.changed, other.value): other.outcome for other in found}
+def found(checkpoint: str, **values) -> list[alternatives.Alternative]:
+    return alternatives.alternatives(judge(open_checkpoint(checkpoint), deployment(**values)))
+
+
+def test_alternatives_change_one_value_each_the_smallest_first():
+    others = found("qwen3.5-moe-mixed", sglang="0.5.15", runner="flashinfer_cutedsl")
+    kinds = list(dict.fromkeys(other.changed for other in others))
+    assert kinds == [kind for kind in alternatives.FLAGS if kind in kinds] and {"runner", "quantization", "a2a", "sglang"} <= set(kinds)
+    assert ("runner", "flashinfer_cutedsl") not in {(other.changed, other.value) for other in others}
+    outcome = {(other.changed, other.value): other.outcome for other in others}
     assert outcome["quantization", "modelopt_fp4"] == "serves"  # the bypass with the raw flag
     assert outcome["sglang", "0.5.14"] == "refused" and outcome["sglang", "0.5.16"] == "serves"
-    assert next(other.change for other in found if other.changed == "sglang") == "pip install sglang==0.5.11"
+    assert next(other.change for other in others if other.changed == "sglang") == "pip install sglang==0.5.11"
+
+
+def test_the_usual_runners_are_named_before_the_experimental_ones():
+    names = [other.value for other in found("qwen3.5-moe-mixed", runner="marlin") if other.changed == "runner"]
+    assert names[:2] == ["auto", "flashinfer_trtllm"] and not names[0].startswith("experimental_")
+    experimental = [name.startswith("experimental_") for name in names]
+    assert experimental == sorted(experimental)
+
+
+def test_the_mode_and_the_variable_that_a_finding_names_are_tried_before_anything_else():
+    others = found("qwen3-moe-mixed", sglang="0.5.16", runner="flashinfer_cutedsl", a2a="deepep", tp=2, ep=2)
+    assert ("deepep_mode", "low_latency") in {(other.changed, other.value) for other in others}
+    assert others[0].changed in ("env", "deepep_mode")
+    asked = deployment()
+    (variable, *_) = alternatives._neighbours(asked, ["set SGLANG_MOE_NVFP4_DISPATCH=1 for half the bytes"])
+    assert variable[:2] == ("env", "SGLANG_MOE_NVFP4_DISPATCH=1")
+    assert variable[2].environment == {"SGLANG_MOE_NVFP4_DISPATCH": "1"} and asked.environment == {}

@@ -17,6 +17,7 @@ import pytest
 
 from helpers.errors import InputError
 from helpers.paths import ROOT
+from helpers.suite import parameters
 from helpers.suite.record import CODES, SCHEMA
 from helpers.suite.runner import _link
 
@@ -235,6 +236,10 @@ def test_a_relative_checkpoint_is_found_from_where_the_user_stands(command, tmp_
     notebook = write_notebook(tmp_path / "notebooks" / "one.ipynb", cells)
     process = command("run", notebook, "-p", "checkpoint=mine", "--out", tmp_path / "out", cwd=tmp_path)
     assert process.returncode == 0, process.stderr
+
+
+def test_a_hub_id_is_not_taken_for_a_folder():
+    assert parameters._portable({"checkpoint": "nvidia/Qwen3-235B-A22B-NVFP4"})["checkpoint"] == "nvidia/Qwen3-235B-A22B-NVFP4"
 
 
 @pytest.mark.parametrize(("strict", "code"), [([], 0), (["--strict"], 4)])
