@@ -325,11 +325,7 @@ def cast(dtype):
 
 
 BAD = {
-    "float16 where E4M3 was promised": (
-        "weight_scale",
-        cast(torch.float16),
-        None,
-    ),
+    "float16 where E4M3 was promised": ("weight_scale", cast(torch.float16), "F16 (64, 8), expected F8_E4M3 (64, 8) beside"),
     "transposed scales": ("weight_scale", lambda x: x.T.contiguous(), "F8_E4M3 (8, 64), expected F8_E4M3 (64, 8) beside"),
     "K not whole blocks": ("weight", lambda x: x[:, :-3].contiguous(), "holds K=122, not a multiple of the block of 16"),
     "an empty expert": ("weight", lambda x: x[:0].contiguous(), "an expert without weights"),
@@ -341,13 +337,17 @@ BAD = {
 def test_matrices_that_do_not_fit_together_are_named(name, tmp_path):
     suffix, how, words = BAD[name]
     checkpoint = write(tmp_path / "bad", change(quantised(weights()), suffix, how))
-    if words is None:  # no longer NVFP4 by its tensors: it is left out, and route and load say why
-        assert len(plan(checkpoint)) == 23
-        return
     with pytest.raises(InputError) as error:
         audit(checkpoint)
     assert words in str(error.value)
     assert "model.layers.1.mlp.experts.2.up_proj" in str(error.value) and "model.safetensors" in str(error.value)
+
+
+def test_a_matrix_without_its_scales_is_named(tmp_path):
+    tensors = quantised(weights())
+    del tensors["model.layers.1.mlp.experts.2.up_proj.weight_scale"]
+    with pytest.raises(InputError, match=r"layers\.1\.mlp\.experts\.2\.up_proj in .*: incomplete: U8 weight without weight_scale"):
+        audit(write(tmp_path / "bad", tensors))
 
 
 def test_without_weights_there_is_nothing_to_audit(tmp_path):

@@ -85,12 +85,22 @@ def plan(checkpoint: Checkpoint, original: Checkpoint | None = None) -> list[Job
     modules = checkpoint.modules
     jobs = []
     for module, algorithm in modules.algorithms.items():
-        if algorithm in ALGORITHMS:
-            jobs += _jobs(module, {suffix for suffix, _, _ in modules.tensors(module)}, files)
+        tensors = {suffix: (dtype, shape) for suffix, dtype, shape in modules.tensors(module)}
+        if algorithm.startswith("incomplete") and ("NVFP4" in algorithm or tensors.keys() & set(GLOBALS)):
+            raise InputError(f"{module} in {files.folder}: {algorithm}; export the model again, or download the missing file")
+        if algorithm in ALGORITHMS or _shaped_like_nvfp4(tensors):
+            jobs += _jobs(module, set(tensors), files)
     if original is not None:
         sources = Files(original)
         jobs = [replace(job, original=_original(job, sources)) for job in jobs]
     return sorted(jobs, key=lambda job: (job.codes.file, job.codes.offset))
+
+
+def _shaped_like_nvfp4(tensors: dict[str, tuple[str, tuple[int, ...]]]) -> bool:
+    """A packed weight with a scale for each 16 of its values and a global scale: NVFP4, whatever type the scales were written in."""
+    dtype, shape = tensors.get("weight", tensors.get("weight_packed", ("", ())))
+    _, scales = tensors.get("weight_scale", ("", ()))
+    return dtype == "U8" and len(shape) == 2 and scales == (shape[0], shape[1] // 8) and bool(tensors.keys() & set(GLOBALS))
 
 
 def _jobs(module: str, suffixes: set[str], files: Files) -> Iterator[Job]:
