@@ -68,7 +68,7 @@ def parse_header(header: bytes) -> Header:
     needs four (its name's and its three keys'), so one colon more means a name, a key or a string that the fast way did not expect,
     and the careful way decides.
     """
-    if b"\\u" in header:  # half of a surrogate pair is no text, and only the careful way looks for it
+    if b"\\" in header:  # an escape may be half of a surrogate pair, which is no text; only the careful way looks for it
         return _parse_carefully(header)
     metadata, tensors = _split_metadata(header)
     try:
