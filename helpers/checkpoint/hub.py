@@ -13,7 +13,7 @@ from threading import get_ident
 
 from helpers.checkpoint.checkpoint import Checkpoint
 from helpers.checkpoint.config_copies import CONFIG, MAX_CONFIG_BYTES, QUANT, read_copies
-from helpers.errors import InputError
+from helpers.errors import InputError, UsageError
 
 FIRST_BYTES = 2**17  # most headers are shorter, and one request then is enough
 TIMEOUT_S = 30
@@ -120,6 +120,8 @@ def _one_line(name: str, instead: str) -> Iterator[None]:
     hub = constants.ENDPOINT
     try:
         yield
+    except errors.HFValidationError:
+        raise UsageError(f"no folder {name[:200]!r}, and the hub has no such ids; name a folder, or a model as org/name") from None
     except errors.GatedRepoError:
         raise InputError(f"{name}: access is restricted; accept its terms on {hub} and log in (hf auth login), {otherwise}") from None
     except errors.RepositoryNotFoundError:

@@ -30,13 +30,20 @@ def open_checkpoint(name_or_path: str | Path) -> Checkpoint:
     UsageError for a name that nothing has, InputError for what cannot be read. A folder wins over a hub id of the same spelling.
     """
     name = str(name_or_path)
+    try:
+        return _open(name)
+    except OSError as error:
+        raise InputError(f"{name[:200]}: cannot be read ({error.strerror or error}); check the path and its permissions") from error
+
+
+def _open(name: str) -> Checkpoint:
     if re.fullmatch(r"[\w.-]+", name) and name.strip(".") and (CHECKPOINTS / name / CONFIG).exists():
         return _open_folder(name, CHECKPOINTS / name, f"bundled: data/checkpoints/{name}")
     if name in _public():
         return _open_public(name)
     if name in PUBLIC_EXCLUDED:
         raise InputError(f"{name}: not among the public configurations: {PUBLIC_EXCLUDED[name]}; open the real checkpoint's folder")
-    folder = Path(name_or_path).expanduser()
+    folder = Path(os.path.expanduser(name))
     if name and folder.is_dir():
         return _open_folder(folder.resolve().name, folder, f"folder: {folder}")
     if name and folder.exists():
@@ -78,7 +85,8 @@ def known_checkpoints() -> dict[str, str]:
 def _open_folder(name: str, folder: Path, source: str) -> Checkpoint:
     if not (folder / CONFIG).exists():
         raise InputError(f"{folder}: has no config.json; name a checkpoint's folder, or download its config.json into this one")
-    config, hf_quant, findings = read_copies(folder / CONFIG, folder / QUANT if (folder / QUANT).exists() else None)
+    quant = folder / QUANT
+    config, hf_quant, findings = read_copies(folder / CONFIG, quant if quant.exists() or quant.is_symlink() else None)
     if not any(file.endswith(WEIGHTS) for file in os.listdir(folder)):
         return Checkpoint(name, folder, config, hf_quant, None, tuple(findings), source)
     from helpers.checkpoint.shards import read_tensors  # not for configurations alone: the parser costs 15 ms to import

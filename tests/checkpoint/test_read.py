@@ -55,6 +55,33 @@ def test_what_cannot_be_opened_is_one_line(tmp_path, monkeypatch, name, error, s
     assert says in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
 
+@pytest.mark.parametrize("name", ["x" * 300, "x/" + "y" * 300, "~nobody-of-this-name/model", "a\0b", "/a\0b"])
+def test_impossible_paths_are_one_line(name):
+    with pytest.raises((InputError, UsageError)) as caught:
+        open_checkpoint(name)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_that_may_not_be_listed(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text("{}")
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("os.listdir", refuse)  # root may list everything, so a mode would not do
+    with pytest.raises(InputError, match=r"cannot be read \(Permission denied\); check the path and its permissions"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["config.json", "hf_quant_config.json"])
+def test_a_circle_of_links_instead_of_a_configuration(tmp_path, file):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / file).unlink(missing_ok=True)
+    (tmp_path / file).symlink_to(file)
+    with pytest.raises(InputError, match=r"has no config\.json|cannot be opened \(Too many levels of symbolic links\)"):
+        open_checkpoint(tmp_path)
+
+
 def test_a_file_instead_of_a_folder(tmp_path):
     (tmp_path / "model.safetensors").write_text("x")
     with pytest.raises(InputError, match="a file where a checkpoint's folder is needed"):
