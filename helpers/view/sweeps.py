@@ -97,5 +97,10 @@ def outcomes(checkpoint: Checkpoint, asked: Deployment) -> dict[tuple[str, str],
 
 
 def changed(asked: Deployment, name: str, value: str | None) -> Deployment:
-    """The deployment with one of its plain values changed, as an Alternative names it."""
-    return replace(asked, release=release(value)) if name == "sglang" else replace(asked, **{name: value})
+    """The deployment with one of its plain values changed, as an Alternative names it; "env" gains a variable, ``K=V``."""
+    if name == "sglang":
+        return replace(asked, release=release(value))
+    if name == "env":
+        variable, _, text = value.partition("=")
+        return replace(asked, env=tuple(sorted((asked.environment | {variable: text}).items())))
+    return replace(asked, **{name: value})
