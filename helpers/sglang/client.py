@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import selectors
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -194,7 +195,7 @@ class Worker:
         try:
             process.wait(timeout=5)
         except subprocess.TimeoutExpired:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         process.stdout.close()
         self._stderr.close()
@@ -209,6 +210,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
                 env=self.environment.variables(),
+                start_new_session=True,  # so that a kill reaches the children it forked too
             )
             self._buffer = b""
             first = self._read(START_SECONDS)
@@ -330,7 +332,8 @@ class Worker:
 
     def _kill(self):
         if self._process is not None:
-            self._process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         self.close()
 
     def _last_words(self) -> str:

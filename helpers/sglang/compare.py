@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -78,7 +80,12 @@ class Folders:
 
 @contextmanager
 def folders() -> Iterator[Folders]:
-    with tempfile.TemporaryDirectory(prefix="nvfp4-moe-") as scratch:
+    """A scratch place that is removed at the end; what a process left that was killed is removed too."""
+    for left in Path(tempfile.gettempdir()).glob("nvfp4-moe-*-*"):
+        owner = left.name.split("-")[2]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f"nvfp4-moe-{os.getpid()}-") as scratch:
         yield Folders(Path(scratch))
 
 

@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import sys
+import tempfile
 import time
 
 # The protocol keeps the real stdin and stdout; whatever a library prints or reads goes elsewhere.
@@ -114,9 +115,7 @@ class Server:
                 answer = self.in_a_child(request)
             else:
                 raise ValueError(f"unknown question {request['question']!r}")
-        except BaseException as error:  # the release's refusal, whatever its type (SystemExit included), is the answer
-            if isinstance(error, KeyboardInterrupt):
-                raise
+        except (Exception, SystemExit) as error:  # noqa: BLE001  the release's refusal, whatever its type, is the answer
             answer = {"accepted": False, **self.arguments.refusal_of(error)}
         answer["env"] = self.restore_environment(given)
         return answer
@@ -129,15 +128,19 @@ class Server:
             "model_quantization": self.arguments.model_quantization(arguments),
         }
 
-    def ask_routing(self, request):
+    def ask_routing(self, request, meeting):
         import worker_routing
 
-        prepared = worker_routing.prepare(self.machine, request["argv"])
+        prepared = worker_routing.prepare(self.machine, request["argv"], meeting)
         if request["question"] == "routing":
             return worker_routing.about(*prepared) | {"methods": worker_routing.methods(prepared[2], request["modules"])}
         return worker_routing.about(*prepared) | worker_routing.build(*prepared)
 
     def in_a_child(self, request):
+        with tempfile.TemporaryDirectory(prefix=f"nvfp4-moe-{os.getpid()}-") as meeting:
+            return self.in_a_child_with(request, meeting)
+
+    def in_a_child_with(self, request, meeting):
         import worker_routing
 
         if not self.models_imported:
@@ -150,8 +153,8 @@ class Server:
             os.close(read)
             try:
                 try:
-                    answer = {"accepted": True, **self.ask_routing(request)}
-                except BaseException as error:  # noqa: BLE001  as in answer()
+                    answer = {"accepted": True, **self.ask_routing(request, meeting)}
+                except (Exception, SystemExit) as error:  # noqa: BLE001  as in answer()
                     answer = {"accepted": False, **self.arguments.refusal_of(error)}
                 with os.fdopen(write, "w", encoding="utf-8") as pipe:
                     json.dump(answer, pipe)
@@ -162,7 +165,8 @@ class Server:
             text = pipe.read()
         _, status = os.waitpid(child, 0)
         if not text:
-            raise RuntimeError(f"the child died ({os.waitstatus_to_exitcode(status)}) before it answered")
+            end = os.waitstatus_to_exitcode(status)
+            return {"accepted": False, "error": "WorkerDied", "message": f"no answer: the process that was asked ended with {end}"}
         return json.loads(text)
 
 

@@ -5,7 +5,6 @@ class on the meta device (shapes without memory) and notes every call that its c
 """
 
 import inspect
-import tempfile
 import types
 
 import torch
@@ -54,10 +53,10 @@ class _Silent:
         return lambda *args, **kwargs: None
 
 
-def _join_world(parallel_state):
-    """One rank of one, over gloo, in this process; the file is its meeting point."""
-    meeting = f"file://{tempfile.mkdtemp()}/world"
-    parallel_state.init_distributed_environment(world_size=1, rank=0, local_rank=0, distributed_init_method=meeting, backend="gloo")
+def _join_world(parallel_state, meeting):
+    """One rank of one, over gloo, in this process; a file in the folder `meeting` is its meeting point."""
+    method = f"file://{meeting}/world"
+    parallel_state.init_distributed_environment(world_size=1, rank=0, local_rank=0, distributed_init_method=method, backend="gloo")
 
 
 def _publish(arguments):
@@ -89,7 +88,7 @@ def _initialize_attention(arguments, config):
     initialize_dp_attention(*given[: initialize_dp_attention.__code__.co_argcount])
 
 
-def prepare(machine, argv):
+def prepare(machine, argv, meeting):
     """Everything up to the quantization config, as the loader does it. Raises what the release raises.
 
     Returns (ModelConfig, model class, quantization config or None). The process group is made while the machine looks like a CPU's.
@@ -101,7 +100,7 @@ def prepare(machine, argv):
 
     arguments = worker_arguments.ask(argv)
     with machine.absent():
-        _join_world(parallel_state)
+        _join_world(parallel_state, meeting)
     _publish(arguments)
     with machine.absent():  # after the publication: from 0.5.17 the groups' sizes are checked against it
         parallel_state.initialize_model_parallel(backend="gloo")
