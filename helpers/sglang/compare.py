@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,12 +59,14 @@ class Folders:
     def __init__(self, scratch: Path):
         self._scratch = scratch
         self._known: dict[int, tuple[Checkpoint, Path]] = {}
+        self._lock = threading.Lock()
 
     def __call__(self, checkpoint: Checkpoint) -> Path:
-        known = self._known.get(id(checkpoint))
-        if known is None:
-            known = self._known[id(checkpoint)] = (checkpoint, self._folder(checkpoint))
-        return known[1]
+        with self._lock:  # releases are asked in threads, about the same checkpoints
+            known = self._known.get(id(checkpoint))
+            if known is None:
+                known = self._known[id(checkpoint)] = (checkpoint, self._folder(checkpoint))
+            return known[1]
 
     def _folder(self, checkpoint: Checkpoint) -> Path:
         if checkpoint.path is not None and (checkpoint.path / "config.json").is_file():

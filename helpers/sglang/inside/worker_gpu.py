@@ -97,7 +97,6 @@ class SimulatedMachine:
             "is_flashinfer_available": lambda *a, **k: torch.cuda.is_available(),
             "is_gpu_fabric_ready": lambda *a, **k: False,
         }
-
         self._register_mxfp4()
 
     @staticmethod
