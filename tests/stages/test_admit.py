@@ -47,6 +47,8 @@ def ask(made, **values):
 QWEN_MIXED, QWEN_NVFP4, QWEN_BF16 = checkpoint(quant=mixed()), checkpoint(quant=NVFP4), checkpoint()
 NEMOTRON = {"architecture": "NemotronHForCausalLM", "model_type": "nemotron_h"}
 V4 = checkpoint("DeepseekV4ForCausalLM", "deepseek_v4", HYBRID)
+PACKED = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"format": "mxfp4-pack-quantized"}}}
+KIMI_K3 = checkpoint("KimiK3ForConditionalGeneration", "kimi_k3", text_config={"quantization_config": PACKED})
 
 # (rule, checkpoint, deployment, exception, beginning of the text)
 REFUSALS = [
@@ -325,6 +327,7 @@ REFUSALS = [
         "experimental_sgl_marlin EP requires",
     ),
     ("lora_runner", QWEN_NVFP4, {"runner": "lora_triton"}, "ValueError", "--moe-runner-backend lora_triton requires --enable-lora"),
+    ("kimi_k3.kernels", KIMI_K3, {"sglang": "0.5.17"}, "RuntimeError", "Kimi-K3 on Blackwell with moe_runner_backend='auto'"),
     (
         "lora_runner.draft",
         QWEN_NVFP4,
@@ -522,6 +525,12 @@ def test_nemotron_always_resolves_auto(gpu, version, runner):
 def test_deepseek_v4_with_mxfp4_experts_resolves_auto_by_release(gpu, version, runner):
     original = checkpoint("DeepseekV4ForCausalLM", "deepseek_v4", FP8)
     assert ask(original, sglang=version, gpu=gpu).runner == runner
+
+
+def test_kimi_k3_takes_its_kernels_where_they_are_installed():
+    pool = "SGLANG_TRTLLM_GEN_MOE_CUBIN_POOL=/opt/pool"
+    assert ask(KIMI_K3, sglang="0.5.17", env=pool).runner == "flashinfer_mxfp4"
+    assert ask(KIMI_K3, sglang="0.5.18").runner == "flashinfer_mxfp4"
 
 
 # What is rewritten, and the variables that are set

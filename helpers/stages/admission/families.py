@@ -238,10 +238,31 @@ def cohere2(r: Resolution) -> None:
 
 
 def kimi_k3(r: Resolution) -> None:
-    """Kimi K3, from 0.5.18: packed MXFP4. NVIDIA's NVFP4 checkpoint of it has no rule."""
+    """Kimi K3, from 0.5.17: packed MXFP4. NVIDIA's NVFP4 checkpoint of it has no rule.
+
+    0.5.17 alone refuses when the kernels, which the user installs, are missing; SGLANG_TRTLLM_GEN_MOE_CUBIN_POOL is taken at its word.
+    """
     text = r.facts.text_quantization
-    if r.runner == "auto" and r.gpu.is_sm100 and isinstance(text, Mapping) and _has_format(text, "mxfp4"):
+    asked = r.runner in ("auto", "flashinfer_mxfp4")
+    if not (asked and r.gpu.is_sm100 and isinstance(text, Mapping) and _has_format(text, "mxfp4")):
+        return
+    if not r.release.at_least("0.5.18") and not r.is_set("SGLANG_TRTLLM_GEN_MOE_CUBIN_POOL"):
+        question = "are its TRT-LLM kernels installed?"
+        r.refuse("kimi_k3.kernels", "RuntimeError", _KIMI_K3_KERNELS, question, "SGLANG_TRTLLM_GEN_MOE_CUBIN_POOL", "not set")
+    if r.runner == "auto":
         _default_runner(r, "kimi_k3", "flashinfer_mxfp4", "config_groups: format", "mxfp4")
+
+
+_KIMI_K3_POOL = "trtllm_gen_moe_cubin_pool_20260617_v0613rc1"
+_KIMI_K3_KERNELS = (
+    "Kimi-K3 on Blackwell with moe_runner_backend='auto' or 'flashinfer_mxfp4' requires a valid SGLANG_TRTLLM_GEN_MOE_CUBIN_POOL. "
+    "Install it with:\n"
+    f"wget https://github.com/sgl-project/whl/releases/download/trtllm_gen_moe_cubin_20260617/{_KIMI_K3_POOL}.zip\n"
+    "sudo mkdir -p /opt/trtllm_gen_moe_cubin_pool\n"
+    f"sudo unzip -q {_KIMI_K3_POOL}.zip -d /opt/trtllm_gen_moe_cubin_pool\n"
+    f"export SGLANG_TRTLLM_GEN_MOE_CUBIN_POOL=/opt/trtllm_gen_moe_cubin_pool/{_KIMI_K3_POOL}\n"
+    "To use Marlin instead, set --moe-runner-backend marlin explicitly."
+)
 
 
 def _has_format(quantization: Mapping, name: str) -> bool:
@@ -300,7 +321,7 @@ FAMILIES: dict[str, tuple[Rule, str]] = {
     "GptOssForCausalLM": (gpt_oss, "0.5.11"),
     "MiMoV2ForCausalLM": (mimo_v2, "0.5.17"),
     "MiMoV2FlashForCausalLM": (mimo_v2, "0.5.17"),
-    "KimiK3ForConditionalGeneration": (kimi_k3, "0.5.18"),
+    "KimiK3ForConditionalGeneration": (kimi_k3, "0.5.17"),
     "Cohere2VisionForConditionalGeneration": (cohere2, "0.5.19"),
     "Cohere2MoeForCausalLM": (cohere2, "0.5.19"),
     "BeamForCausalLM": (beam, "0.5.23"),

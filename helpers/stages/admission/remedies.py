@@ -229,6 +229,9 @@ ADVICE: dict[str, Advice] = {
     "lora_runner.draft": Advice(
         "a runner for a model without adapters", "these runners exist for LoRA adapters", "--speculative-moe-runner-backend auto"
     ),
+    "kimi_k3.kernels": Advice(
+        "kernels that a wheel does not bring", "0.5.17 refuses to fall back by itself", "--moe-runner-backend marlin, or SGLang 0.5.18"
+    ),
     "deepseek_v4_speculation.algorithm": Advice("EAGLE", "no other way to draft is written for it", "--speculative-algorithm EAGLE"),
     "deepseek_v4_speculation.paths": Advice("one path", "its draft layers follow one path only", "--speculative-eagle-topk 1"),
     "speculative_standalone": Advice("no attention data parallelism", "not written yet", "leave out --enable-dp-attention"),
