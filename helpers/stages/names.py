@@ -280,7 +280,8 @@ class LayerAlgorithms:
             if len(found) > 1:
                 raise Unloadable(
                     "ValueError",
-                    f"Mixed quant_algo within fused layer {prefix}: {set(found)}. All shards must use the same quantization.",
+                    f"Mixed quant_algo within fused layer {prefix}: {{{', '.join(map(repr, sorted(found)))}}}. "
+                    "All shards must use the same quantization.",
                     "layers/quantization/modelopt_quant.py: _resolve_quant_algo",
                 )
             if found:

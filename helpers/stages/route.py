@@ -28,7 +28,7 @@ class ModuleRoute:
     to say, None for nothing. method: SGLang's class, "" when there is none. candidates: names tried in the map with the key
     each matched. matched: the key that decided. how: "exact", "packed", "child", "target" or "". excluded_by: the pattern that
     left it unquantised. sources: the checkpoint's names of its parts. unless: why the model class may not ask ("fused" into
-    the expert block, "unquantised" by the class itself, "bf16 indexer"). source: the function that decided.
+    the expert block, "unquantised" by the class itself, "bf16 indexer", "not quantised" at all). source: the function that decided.
     """
 
     prefix: str
@@ -120,7 +120,9 @@ def _route(checkpoint: Checkpoint, detection: Detection, release: Release, quant
     if error is None:
         for module in _modules(family, checkpoint, release, quantization, spec):
             try:
-                routed.append(_module_route(module, choose(spec, module.prefix, module.kind, release)))
+                routed.append(_module_route(module, choose(spec, module.prefix, module.kind, release), quantized=spec is not None))
+                if spec is not None and module.prefix.endswith(".wo_a"):
+                    _needs_block_fp8(routed[-1], spec)
             except Unloadable as problem:
                 error = problem
                 break
@@ -145,7 +147,14 @@ def _modules(family: Family | None, checkpoint: Checkpoint, release: Release, qu
     return route_findings.assumed_modules(checkpoint, spec)
 
 
-def _module_route(module: Module, choice: Choice) -> ModuleRoute:
+def _needs_block_fp8(module: ModuleRoute, spec: Spec) -> None:
+    """DeepSeek-V4's class insists on block scales for wo_a: its grouped GEMM on Blackwell reads nothing else."""
+    if module.method != "Fp8LinearMethod" or spec.block is None:
+        raise Unloadable("AssertionError", "FP8 quant_config must create weight_scale_inv", "models/deepseek_v4.py: MqaAttentionBase.__init__")
+
+
+def _module_route(module: Module, choice: Choice, *, quantized: bool) -> ModuleRoute:
+    """quantized: is there a quantisation config at all? Without one the model class asks for no method."""
     by_class = module.unless == "unquantised"
     return ModuleRoute(
         prefix=module.prefix,
@@ -159,6 +168,6 @@ def _module_route(module: Module, choice: Choice) -> ModuleRoute:
         excluded_by=choice.excluded.pattern if choice.excluded else None,
         excluded_part=choice.excluded.matched if choice.excluded else None,
         sources=module.sources,
-        unless=module.unless,
+        unless=module.unless if quantized else "not quantised",
         source=choice.source,
     )

@@ -167,3 +167,16 @@ def test_compressed_tensors_finds_the_group_by_target():
     assert by_name["model.layers.0.self_attn.o_proj"].method == "UnquantizedLinearMethod"
     section["config_groups"]["group_0"]["targets"] = ["re:.*down_proj"]
     assert routed(section, "0.5.16").message.startswith("Unable to find matching target for model.layers.0.mlp.experts.0.gate_proj")
+
+
+def test_deepseek_v4_insists_on_block_scales_for_wo_a():
+    model = {"architectures": ["DeepseekV4ForCausalLM"], "num_hidden_layers": 1, "n_routed_experts": 8}
+    fp8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    assert routed(fp8, "0.5.16", model=model).message == "FP8 quant_config must create weight_scale_inv"
+    assert routed(fp8 | {"weight_block_size": [128, 128]}, "0.5.16", model=model).error == ""
+
+
+def test_an_unquantised_checkpoint_asks_for_no_method():
+    routing = routed(None, "0.5.16")
+    assert routing.quant_config == ""
+    assert {module.unless for module in routing.modules} == {"not quantised"}

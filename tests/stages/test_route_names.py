@@ -95,7 +95,9 @@ def test_packed_parts_with_two_algorithms_raise():
     with pytest.raises(Unloadable) as raised:
         layers.resolve("a.qkv_proj", {"qkv_proj": ("q_proj", "k_proj")})
     assert raised.value.error == "ValueError"
-    assert raised.value.message.startswith("Mixed quant_algo within fused layer a.qkv_proj: {'")
+    assert raised.value.message == (
+        "Mixed quant_algo within fused layer a.qkv_proj: {'FP8', 'NVFP4'}. All shards must use the same quantization."
+    )
 
 
 def test_a_partly_listed_fused_module_takes_the_listed_part():
