@@ -18,8 +18,12 @@ import pytest
 from helpers.errors import InputError
 from helpers.paths import ROOT
 from helpers.suite import parameters
+from helpers.suite.cli import main
 from helpers.suite.record import CODES, SCHEMA
 from helpers.suite.runner import _link
+
+# One worker for all of them: they share a run that takes a while.
+pytestmark = pytest.mark.xdist_group("runner")
 
 PASSING = ["check('a.one', 1, 1, 'one is one')", "finish()"]
 LIMITS = """\
@@ -197,25 +201,25 @@ def one(tmp_path, write_notebook):
         (["no_such.ipynb"], "no such notebook"),
     ],
 )
-def test_what_is_asked_wrongly_is_one_line_before_anything_runs(command, one, tmp_path, arguments, says):
-    process = command("run", one, "--out", tmp_path / "out", *arguments)
-    assert process.returncode == 2
-    assert says in process.stderr and process.stderr.count("\n") == 1
+def test_what_is_asked_wrongly_is_one_line_before_anything_runs(capsys, one, tmp_path, arguments, says):
+    assert main(["run", str(one), "--out", str(tmp_path / "out"), *arguments]) == 2
+    errors = capsys.readouterr().err
+    assert says in errors and errors.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 
-def test_an_unreadable_checkpoint_stops_the_run_before_it_begins(command, one, tmp_path):
+def test_an_unreadable_checkpoint_stops_the_run_before_it_begins(capsys, one, tmp_path):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("[1, 2")
-    process = command("run", one, "--out", tmp_path / "out", "-p", f"checkpoint={tmp_path / 'broken'}")
-    assert process.returncode == 3
-    assert process.stderr.count("\n") == 1 and "config.json" in process.stderr
+    assert main(["run", str(one), "--out", str(tmp_path / "out"), "-p", f"checkpoint={tmp_path / 'broken'}"]) == 3
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 1 and "config.json" in errors
     assert not (tmp_path / "out").exists()
 
 
-def test_a_used_out_folder_is_refused(command, one, tmp_path):
-    process = command("run", one, "--out", tmp_path)
-    assert process.returncode == 2 and "not an empty folder" in process.stderr
+def test_a_used_out_folder_is_refused(capsys, one, tmp_path):
+    assert main(["run", str(one), "--out", str(tmp_path)]) == 2
+    assert "not an empty folder" in capsys.readouterr().err
 
 
 def test_a_parameter_goes_only_to_notebooks_that_have_it(command, tmp_path, write_notebook):
