@@ -262,8 +262,9 @@ def _product(x, weight: Nvfp4, x_variance, spread):
 def collapse_globals(gate: Nvfp4, up: Nvfp4, how: str) -> tuple[Nvfp4, Nvfp4]:
     """gate and up (modelopt) as a kernel sees them that takes one global scale for both.
 
-    how "first": gate's is used for both, which multiplies up by their ratio (SGLang warns and does this). "maximum": the larger for
-    both, the other's block scales rounded again to E4M3 for it.
+    how "first": gate's is used for both, so up is off by their ratio; SGLang does this under marlin, with a warning, and wherever a
+    kernel takes one alpha (sglang 0.5.23 modelopt_quant.py: _compute_gemm1_alphas). "maximum": the larger for both, the other's
+    block scales rounded again to E4M3 for it.
     """
     if how not in ("first", "maximum"):
         raise unknown("way to collapse two global scales", how, ("first", "maximum"))
