@@ -3,9 +3,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 
-# What builds the environment. PYTHON is any CPython from 3.11 to 3.13. TORCH is what pip is asked for: a machine with an
-# NVIDIA driver may want TORCH=torch; without a GPU, TORCH='torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu'
-# takes the small build.
+# What builds the environment. PYTHON is any CPython from 3.11 to 3.13. TORCH is what pip is asked for, options included: on a
+# machine with an NVIDIA driver TORCH=torch may be wanted, without one the small build of PyTorch's CPU index.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 EXTRAS := numerics,kernels,exports,configs,test

@@ -136,6 +136,10 @@ def _state_html(record: Check) -> str:
     return f'<strong style="color:{COLOURS[record.state]}">{record.state.replace("_", " ")}</strong>'
 
 
+def _id_html(record: Check) -> str:
+    return f'<code style="white-space:nowrap">{html.escape(record.id)}</code>'
+
+
 def _detail_html(record: Check) -> str:
     """Everything after the id: the observed value alone where it is as expected, all of it where not."""
     if record.state == "pass":
@@ -151,13 +155,13 @@ def _detail_html(record: Check) -> str:
 def _card_html(record: Check) -> str:
     return (
         f'<div style="border-left:4px solid {COLOURS[record.state]};padding:2px 10px;margin:2px 0">'
-        f"{_state_html(record)} <code>{html.escape(record.id)}</code> {_detail_html(record)}</div>"
+        f"{_state_html(record)} {_id_html(record)} {_detail_html(record)}</div>"
     )
 
 
 def _table_html(records) -> str:
     rows = "".join(
-        f'<tr><td style="text-align:left">{_state_html(record)}</td><td style="text-align:left"><code>{html.escape(record.id)}</code></td>'
+        f'<tr><td style="text-align:left">{_state_html(record)}</td><td style="text-align:left">{_id_html(record)}</td>'
         f'<td style="text-align:left">{_detail_html(record)}</td></tr>'
         for record in records
     )

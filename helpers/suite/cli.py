@@ -103,6 +103,11 @@ def parser(argv: Sequence[str]) -> tuple[Parser, dict[str, Parser]]:
         from helpers.sglang.command import add_arguments
 
         add_arguments(add)
+    add = command("audit", audit, "read a checkpoint's NVFP4 weights and say what is wrong with them")
+    if argv[:1] == ["audit"]:
+        from helpers.nvfp4.audit.command import add_arguments  # imports torch
+
+        add_arguments(add)
     command("checkpoints", checkpoints, "the names that stand for a checkpoint")
     command("releases", releases, "the SGLang releases the suite knows, with their pins")
     command("gpus", gpus, "the GPUs a deployment can be judged for")
@@ -123,6 +128,12 @@ def run(args: argparse.Namespace) -> int:
 
 def sglang(args: argparse.Namespace) -> int:
     from helpers.sglang import command
+
+    return command.main(args)
+
+
+def audit(args: argparse.Namespace) -> int:
+    from helpers.nvfp4.audit import command
 
     return command.main(args)
 

@@ -6,6 +6,7 @@ exception decides, the notebook that is kept is corrected, and it carries no pat
 
 import contextlib
 import os
+import shutil
 import signal
 import tempfile
 import threading
@@ -61,12 +62,12 @@ def kill(leader: int) -> None:
             send(leader, signal.SIGKILL)
 
 
-def execute(notebook: Notebook, parameters: Mapping[str, object], folder: Path, reports: Connection) -> None:
+def execute(notebook: Notebook, parameters: Mapping[str, object], folder: Path, private: Path, reports: Connection) -> None:
     """Run as a process. Sends ("kernel", process id), ("cell", number, of how many) as cells start, and last ("end", End, HTML).
 
     Writes folder/NAME.ipynb, the checks as they are made to NAME.jsonl, and what Jupyter complains about to NAME.log.
-    SIGTERM ends it as interrupted, the
-    notebook's own limit as time_limit.
+    private: a folder with a short path, which the runner removes. SIGTERM ends it as interrupted, the notebook's own limit as
+    time_limit.
     """
     # A session of its own: Ctrl-C in the terminal must reach the runner alone, which then ends this process in order.
     os.setsid()
@@ -78,14 +79,13 @@ def execute(notebook: Notebook, parameters: Mapping[str, object], folder: Path, 
         stopper.kernel = KernelManager.waiting.pid
         reports.send(("kernel", stopper.kernel))
     signal.signal(signal.SIGTERM, lambda *_: stopper.stop("interrupted"))
-    threading.Thread(target=_watch, args=(stopper, os.getppid(), notebook.limits.notebook), daemon=True).start()
+    threading.Thread(target=_watch, args=(stopper, os.getppid(), notebook.limits.notebook, private), daemon=True).start()
     executed = folder / f"{notebook.name}.ipynb"
-    with tempfile.TemporaryDirectory(prefix="nvfp4-moe-") as private:
-        # Sockets and connection files of this kernel alone, and no start-up files of the user's IPython: what runs is the notebook.
-        KernelManager.folder = private
-        os.environ |= {"JUPYTER_RUNTIME_DIR": private, "IPYTHONDIR": f"{private}/ipython"}
-        os.environ |= {RECORD_FILE: str(folder / f"{notebook.name}.jsonl"), RUN_FOLDER: str(folder.parent)}
-        end = _papermill(notebook, parameters, executed, stopper, reports)
+    # Sockets and connection files of this kernel alone, and no start-up files of the user's IPython: what runs is the notebook.
+    KernelManager.folder = own = tempfile.mkdtemp(dir=private)
+    os.environ |= {"JUPYTER_RUNTIME_DIR": own, "IPYTHONDIR": f"{own}/ipython"}
+    os.environ |= {RECORD_FILE: str(folder / f"{notebook.name}.jsonl"), RUN_FOLDER: str(folder.parent)}
+    end = _papermill(notebook, parameters, executed, stopper, reports)
     corrected = _corrected(executed, end)
     if not log.stat().st_size:
         log.unlink()
@@ -150,7 +150,7 @@ def _log_to(path: Path) -> None:
         os.dup2(log.fileno(), 2)
 
 
-def _watch(stopper: Stopper, parent: int, limit: float) -> None:
+def _watch(stopper: Stopper, parent: int, limit: float, private: Path) -> None:
     """Ends the notebook at its limit, and this process with its kernel when the runner is gone and nobody would."""
     deadline = time.monotonic() + limit
     while os.getppid() == parent:
@@ -158,6 +158,7 @@ def _watch(stopper: Stopper, parent: int, limit: float) -> None:
             stopper.stop("time_limit")
         time.sleep(0.2)
     stopper.stop("interrupted")
+    shutil.rmtree(private, ignore_errors=True)  # the runner would have; several of these processes may try
     os._exit(1)
 
 

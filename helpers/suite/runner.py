@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -62,6 +63,7 @@ class Run:
     question: dict | None
     resolved: dict | None
     progress: Progress
+    private: Path = Path()
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     records: dict[str, dict] = field(default_factory=dict)
     sections: dict[str, str] = field(default_factory=dict)
@@ -92,7 +94,10 @@ def _run(args: argparse.Namespace, notebooks: Sequence[Notebook], given: Mapping
     _write(folder / "env.json", environment | {"notebooks": {notebook.name: git_blob(notebook.path) for notebook in notebooks}})
     preload.preload()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    interrupted = _run_all(run, notebooks, args.jobs or environment["cpus"])
+    # Not in the run's own folder: the path of a Unix socket may be 100 characters long.
+    with tempfile.TemporaryDirectory(prefix="nvfp4-kernels-") as private:
+        run.private = Path(private)
+        interrupted = _run_all(run, notebooks, args.jobs or environment["cpus"])
     result = _result(run, args.strict, 130 if interrupted else None)
     _write(folder / "result.json", result)
     for written in run.notebooks.glob("*.jsonl"):
@@ -154,7 +159,7 @@ def _run_all(run: Run, notebooks: Sequence[Notebook], jobs: int) -> bool:
 def _start(run: Run, notebook: Notebook) -> Running:
     context = multiprocessing.get_context("fork" if FORKS else "spawn")
     ours, theirs = context.Pipe(duplex=False)
-    arguments = (notebook, run.given[notebook.name], run.notebooks, theirs)
+    arguments = (notebook, run.given[notebook.name], run.notebooks, run.private, theirs)
     process = context.Process(target=execute, args=arguments, name=notebook.name)
     process.start()
     theirs.close()
