@@ -249,11 +249,14 @@ class Worker:
         for answer in self._ask(requests):
             yield Answer(release=self.release, note=self.note, **answer)
 
+    def answer_of(self, request: dict) -> Answer:
+        """The answer to a request about arguments in the worker's own words."""
+        return Answer(release=self.release, note=self.note, **next(self._ask([request])))
+
     def command(self, argv: Sequence[str], gpu: dict, env: dict | None = None) -> Answer:
         """The same for a command line as the user wrote it."""
         self._can("arguments")
-        answer = next(self._ask([{"question": "arguments", "argv": list(argv), "gpu": gpu, "env": env or {}}]))
-        return Answer(release=self.release, note=self.note, **answer)
+        return self.answer_of({"question": "arguments", "argv": list(argv), "gpu": gpu, "env": env or {}})
 
     def routing(self, folder: str | os.PathLike, deployment: Deployment, modules: Sequence[tuple[str, str]]) -> RoutingAnswer:
         """The method of each (runtime prefix, kind); kind is "experts", "linear", "attention", "lm_head" or "embedding"."""
