@@ -16,6 +16,7 @@ from helpers.deployment import Deployment, release
 from helpers.errors import UsageError, unknown
 from helpers.sglang.client import Answer, ModelAnswer, Worker
 from helpers.sglang.environments import environments
+from helpers.suite.checks import check, not_run
 
 MODES = ("off", "auto", "required")
 
@@ -47,6 +48,15 @@ def model(checkpoint: Checkpoint, asked: Deployment) -> ModelAnswer:
     """The model that the release of the deployment builds, without memory: every module and the method it got."""
     with _folder(checkpoint) as folder, Worker(asked.release.version) as worker:
         return worker.model(folder, asked)
+
+
+def agrees(id: str, oracle: str, asked: bool, observed: object, expected: object, why: str) -> None:
+    """Check the real release's answer against the model's, or record why it was not asked."""
+    if asked:
+        check(id, observed, expected, why)
+    else:
+        reason = "oracle is off" if oracle == "off" else "none of these releases is built"
+        not_run(id, f"the real release was not asked: {reason}", "make sglang, then ORACLE=auto (or -p oracle=auto)")
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """Results of another question must never count for this one."""
 
+from dataclasses import replace
+
 import pytest
 
 from helpers.deployment import deployment
@@ -59,3 +61,29 @@ def test_anything_else_does_not_and_says_why(earlier, why):
     assert list(missing) == ["load", "run"]
     assert all(why in reason for reason in missing.values())
     assert verdict == BASE
+
+
+def test_an_audit_of_the_weights_gives_its_findings_and_leaves_the_stage_open():
+    note = replace(finding("load"), severity="note")
+    earlier = run({"checkpoint": "x", **ASKED}, Verdict((note,), frozenset(STAGES[:3])))
+    earlier["notebooks"][0]["checks"] = [{"id": "audit.matrices", "state": "pass", "observed": "96, 0 blocks unread"}]
+    verdict, missing = joined(BASE, "x", deployment(**ASKED), earlier)
+    assert verdict.findings == (note,)
+    assert verdict.stages["load"] == "not_examined"
+    assert "96, 0 blocks unread" in missing["load"] and "1 findings" in missing["load"]
+
+
+def test_an_audit_that_proves_a_failure_fails_the_stage():
+    earlier = run({"checkpoint": "x", **ASKED}, Verdict((finding("load"),), frozenset(STAGES[:3])))
+    verdict, missing = joined(BASE, "x", deployment(**ASKED), earlier)
+    assert verdict.stages["load"] == "failed"
+    assert list(missing) == ["run"]
+
+
+def test_an_audit_that_did_not_run_gives_nothing():
+    note = replace(finding("load"), severity="note")
+    earlier = run({"checkpoint": "x", **ASKED}, Verdict((note,), frozenset(STAGES[:3])))
+    earlier["notebooks"][0]["checks"] = [{"id": "audit.matrices", "state": "not_run", "observed": ""}]
+    verdict, missing = joined(BASE, "x", deployment(**ASKED), earlier)
+    assert verdict == BASE
+    assert "examined it" in missing["load"]
