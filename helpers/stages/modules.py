@@ -388,11 +388,13 @@ KIMI_K3 = Family(
 def _deepseek_v4(text: dict, layer: int, release: Release, quantization: str) -> tuple[Part, ...]:
     """models/deepseek_v4.py. Layers with a compress ratio of 4 have an indexer of their own."""
     ratios = text.get("compress_ratios") or ()
+    # From 0.5.21 the class keeps wo_a in BF16 unless the checkpoint is natively FP8; before, it insists on block scales.
+    unless = "unquantised" if release.at_least("0.5.21") and quantization != "fp8" else ""
     indexer = (linear("self_attn.indexer.wq_b"),) if layer < len(ratios) and ratios[layer] == 4 else ()
     return (
         Part("self_attn.wqkv_a", "linear", ("attn.wq_a", "attn.wkv")),
         Part("self_attn.wq_b", "linear", ("attn.wq_b",)),
-        Part("self_attn.wo_a", "linear", ("attn.wo_a",)),
+        Part("self_attn.wo_a", "linear", ("attn.wo_a",), unless),
         Part("self_attn.wo_b", "linear", ("attn.wo_b",)),
         Part("self_attn.attn_mqa", "attention", ("attn",)),
         *indexer,

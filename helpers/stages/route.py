@@ -121,7 +121,7 @@ def _route(checkpoint: Checkpoint, detection: Detection, release: Release, quant
         for module in _modules(family, checkpoint, release, quantization, spec):
             try:
                 routed.append(_module_route(module, choose(spec, module.prefix, module.kind, release), quantized=spec is not None))
-                if spec is not None and module.prefix.endswith(".wo_a"):
+                if spec is not None and module.prefix.endswith(".wo_a") and not release.at_least("0.5.21"):
                     _needs_block_fp8(routed[-1], spec)
             except Unloadable as problem:
                 error = problem
@@ -148,9 +148,11 @@ def _modules(family: Family | None, checkpoint: Checkpoint, release: Release, qu
 
 
 def _needs_block_fp8(module: ModuleRoute, spec: Spec) -> None:
-    """DeepSeek-V4's class insists on block scales for wo_a: its grouped GEMM on Blackwell reads nothing else."""
+    """Up to 0.5.20 DeepSeek-V4's class insists on block scales for wo_a: its grouped GEMM on Blackwell reads nothing else."""
     if module.method != "Fp8LinearMethod" or spec.block is None:
-        raise Unloadable("AssertionError", "FP8 quant_config must create weight_scale_inv", "models/deepseek_v4.py: MqaAttentionBase.__init__")
+        raise Unloadable(
+            "AssertionError", "FP8 quant_config must create weight_scale_inv", "models/deepseek_v4.py: MqaAttentionBase.__init__"
+        )
 
 
 def _module_route(module: Module, choice: Choice, *, quantized: bool) -> ModuleRoute:

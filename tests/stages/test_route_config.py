@@ -169,11 +169,15 @@ def test_compressed_tensors_finds_the_group_by_target():
     assert routed(section, "0.5.16").message.startswith("Unable to find matching target for model.layers.0.mlp.experts.0.gate_proj")
 
 
-def test_deepseek_v4_insists_on_block_scales_for_wo_a():
+def test_deepseek_v4_insists_on_block_scales_for_wo_a_until_0_5_20():
     model = {"architectures": ["DeepseekV4ForCausalLM"], "num_hidden_layers": 1, "n_routed_experts": 8}
     fp8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
     assert routed(fp8, "0.5.16", model=model).message == "FP8 quant_config must create weight_scale_inv"
     assert routed(fp8 | {"weight_block_size": [128, 128]}, "0.5.16", model=model).error == ""
+    flat = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": []}
+    assert routed(flat, "0.5.20", model=model).message == "FP8 quant_config must create weight_scale_inv"
+    wo_a = next(m for m in routed(flat, "0.5.21", model=model).modules if m.prefix.endswith("wo_a"))
+    assert (wo_a.method, wo_a.unless) == ("UnquantizedLinearMethod", "unquantised")
 
 
 def test_an_unquantised_checkpoint_asks_for_no_method():
