@@ -19,6 +19,9 @@ PARAMETERS := CHECKPOINT SGLANG RUNNER A2A QUANTIZATION TP EP DP GPU ENV LAUNCH 
 lower = $(shell printf %s $1 | tr A-Z a-z)
 quoted = '$(subst ','\'',$(value $1))'
 given = $(strip $(foreach name,$(PARAMETERS),$(if $(filter command,$(origin $(name))),-p $(call lower,$(name))=$(call quoted,$(name)))))
+# A misspelt name would be ignored by make, and the defaults would be validated instead.
+typed = $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name)))
+strangers = $(filter-out $(PARAMETERS) PYTHON TORCH VENV JOBS RELEASES -%,$(typed))
 
 .DEFAULT_GOAL := help
 .PHONY: help env validate test lint lab bench sglang differential clean
@@ -45,6 +48,7 @@ $(INSTALLED): pyproject.toml
 	@touch $@
 
 validate: $(INSTALLED) ## run every notebook and write runs/latest/index.html
+	@$(if $(strangers),echo "make: unknown variable $(strangers): known are $(PARAMETERS)" >&2; exit 2)
 	@$(PY) -m helpers run $(given)
 
 test: $(INSTALLED) lint ## all the tests
