@@ -167,10 +167,14 @@ def _off_the_dead_path(early: bool, mixed: bool) -> str:
     return "--moe-a2a-backend none" if mixed else "--moe-runner-backend flashinfer_cutedsl"
 
 
+def _own_cutedsl_kernel(case: Case) -> bool:
+    """Up to 0.5.12.post1 DeepEPMoE called the CuTe DSL kernel itself, for the name modelopt_fp4."""
+    return not case.release.at_least("0.5.13") and case.runner == "flashinfer_cutedsl" and case.routing.quantization == "modelopt_fp4"
+
+
 def _served_by_deepep_itself(case: Case, method: str) -> bool:
-    """Up to 0.5.12.post1 DeepEPMoE called the CuTe DSL kernel itself, for modelopt_fp4 and low-latency dispatch."""
-    old = not case.release.at_least("0.5.13") and case.runner == "flashinfer_cutedsl" and case.routing.quantization == "modelopt_fp4"
-    return old and method == NVFP4_EXPERTS and case.admission.deepep_mode == "low_latency"
+    """… and only for low-latency dispatch."""
+    return _own_cutedsl_kernel(case) and method == NVFP4_EXPERTS and case.admission.deepep_mode == "low_latency"
 
 
 def deepep_normal_dispatch(case: Case) -> Iterator[Finding]:
@@ -377,7 +381,9 @@ def swiglu_limit_is_dropped(case: Case) -> Iterator[Finding]:
     if not case.nvfp4 or case.shape.swiglu_limit is None:
         return
     runner = case.nvfp4_runner
-    drops = runner == "flashinfer_cutedsl" or (runner in ("flashinfer_cutlass", "cutlass") and not case.release.at_least("0.5.21"))
+    drops = runner == "flashinfer_cutedsl" or (
+        runner in ("flashinfer_cutlass", "") and case.runner in ("flashinfer_cutlass", "cutlass") and not case.release.at_least("0.5.21")
+    )
     if not drops:
         return
     cutedsl = runner == "flashinfer_cutedsl"
@@ -386,7 +392,7 @@ def swiglu_limit_is_dropped(case: Case) -> Iterator[Finding]:
         stage="route",
         severity="wrong_output",
         read=f"config.json: swiglu_limit {case.shape.swiglu_limit}; {_block(case)}",
-        observed=f"the {runner} path of NVFP4 experts passes no limit to its kernel",
+        observed=f"the {case.runner} path of NVFP4 experts passes no limit to its kernel",
         expected=f"gate and up clamped at {case.shape.swiglu_limit}",
         why="activations beyond the limit pass unclamped, without a message",
         source=f"sglang {case.release} {NVFP4}.apply",

@@ -230,7 +230,7 @@ _CAUSES = {
         "route.class_keeps_unquantized",
         "a module that the model class leaves unquantised is stored unquantised",
         "the model class passes no quantisation config to this module",
-        "export with these modules excluded, or use SGLang 0.5.17 or newer",
+        "export with these modules excluded, or use a release whose class passes the config on (Qwen3.5: 0.5.17)",
         "",
     ),
     "unsupported": (
