@@ -32,7 +32,7 @@ def joined(verdict: Verdict, checkpoint: str, deployed: Deployment, run: Mapping
         if found is not None:
             examined.add(stage)
         else:
-            missing[stage] = f"weights audited ({_audited(audit)}), {len(taken)} findings; the load by SGLang itself was not examined"
+            missing[stage] = f"weights audited ({_audited(audit)}), findings: {len(taken)}; the load by SGLang itself was not examined"
     return Verdict(ordered(dict.fromkeys(findings)), frozenset(examined)), missing
 
 

@@ -76,7 +76,7 @@ def test_nemotron_and_a_folder_of_configurations_only(run, tmp_path, name):
     for file in ("config.json", "hf_quant_config.json"):
         shutil.copy(CHECKPOINTS / "nemotron-h-nvfp4-repaired" / file, folder)
     checks = run(name, {"checkpoint": str(folder)})
-    assert {check["state"] for check in checks.values()} == {"pass"}
+    assert {check["state"] for check in checks.values()} <= {"pass", "not_run"}
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_an_audit_of_the_weights_gives_its_findings_and_leaves_the_stage_open():
     verdict, missing = joined(BASE, "x", deployment(**ASKED), earlier)
     assert verdict.findings == (note,)
     assert verdict.stages["load"] == "not_examined"
-    assert "96, 0 blocks unread" in missing["load"] and "1 findings" in missing["load"]
+    assert "96, 0 blocks unread" in missing["load"] and "findings: 1" in missing["load"]
 
 
 def test_an_audit_that_proves_a_failure_fails_the_stage():
