@@ -131,12 +131,10 @@ def deepep_takes_the_dead_path(case: Case) -> Iterator[Finding]:
         built = runner not in FUSED_ONLY or (case.a2a, runner) in FUSED_FUNCTIONS
         if not built or case.deprecate_flag(method) or _served_by_deepep_itself(case, method):
             continue
-        low_latency = case.admission.deepep_mode in ("auto", "low_latency")
-        at_load = low_latency and not case.deep_gemm
-        forward = "forward_deepgemm_masked" if case.admission.deepep_mode == "low_latency" else "forward_deepgemm_contiguous"
-        message = (
-            f"DeepEP DeepEPMode.{case.admission.deepep_mode.upper()} mode requires deep_gemm" if at_load else f"{forward} is deprecated"
-        )
+        mode = case.admission.deepep_mode
+        at_load = mode in ("auto", "low_latency") and not case.deep_gemm and not _own_cutedsl_kernel(case)
+        forward = "forward_deepgemm_masked" if mode == "low_latency" else "forward_deepgemm_contiguous"
+        message = f"DeepEP DeepEPMode.{mode.upper()} mode requires deep_gemm" if at_load else f"{forward} is deprecated"
         mixed = case.routing.quantization == "modelopt_mixed" and case.runner == "flashinfer_cutedsl"
         early = mixed and not case.release.at_least("0.5.16")
         yield Finding(
@@ -150,11 +148,7 @@ def deepep_takes_the_dead_path(case: Case) -> Iterator[Finding]:
             if not case.release.at_least("0.5.23")
             else "DeepEPMoE hands over to FusedMoE only when the layer's own runner is CuTe DSL, and this layer's is not",
             source=f"sglang {case.release} layers/moe/ep_moe/layer.py: DeepEPMoE.__init__ and run_moe_core",
-            remedy="use SGLang 0.5.16 or newer"
-            if early
-            else "--moe-a2a-backend none"
-            if mixed
-            else "--moe-runner-backend flashinfer_cutedsl",
+            remedy=_off_the_dead_path(early, mixed),
             reference=PR_30443 if early else "",
             releases=versions("0.5.13", "0.5.15.post1") if early else (case.release.version,),
         )
