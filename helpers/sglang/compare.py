@@ -34,6 +34,9 @@ VARIABLES = frozenset(
 )
 
 
+SHOWN = 5  # differences that a disagreement prints
+
+
 @dataclass(frozen=True)
 class Disagreement:
     """One question that the model and the release answer differently. differences: field -> (model's, release's)."""
@@ -49,8 +52,9 @@ class Disagreement:
         return (self.release, tuple((name, str(model)[:90], str(real)[:90]) for name, model, real in self.differences))
 
     def __str__(self):
-        lines = "".join(f"\n    {name}: model {model!r}, release {real!r}" for name, model, real in self.differences)
-        return f"sglang {self.release}, {self.question}{lines}"
+        lines = [f"\n    {name}: model {model!r}, release {real!r}" for name, model, real in self.differences[:SHOWN]]
+        more = f"\n    and {len(self.differences) - SHOWN} more" if len(self.differences) > SHOWN else ""
+        return f"sglang {self.release}, {self.question}{''.join(lines)}{more}"
 
 
 class Folders:
@@ -160,7 +164,8 @@ def _differences(model: dict, real: dict) -> tuple[tuple[str, object, object], .
     return tuple((name, model[name], real[name]) for name in model if model[name] != real[name])
 
 
-# Runners that build every layer without a word about kernels; the second where the first is refused for W4A16 experts.
+# Runners that build every layer without a word about kernels; the second where the first is refused for W4A16 experts. The shared
+# experts stay layers of their own, so that they too are asked.
 BUILDERS = ("triton", "marlin")
 
 
@@ -173,7 +178,7 @@ def built_model(worker: Worker, checkpoint: Checkpoint, release: Release, folder
     detection = detect(checkpoint, release)
     if not route(checkpoint, detection, release).known:
         return None
-    deployments = (Deployment(release, runner) for runner in BUILDERS)
+    deployments = (Deployment(release, runner, disable_shared_experts_fusion=True) for runner in BUILDERS)
     deployment = next((deployment for deployment in deployments if admit(checkpoint, detection, deployment).accepted), None)
     return None if deployment is None else worker.model(folder(checkpoint), deployment)
 

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.xdist_group("sglang"), pytest.mark.timeout(2400)]
 # DIFFERENTIAL="all" or releases separated by blanks; SAMPLE and MUTANTS: how many drawn launches and variations a checkpoint.
 WANTED = os.environ.get("DIFFERENTIAL") or " ".join(DEFAULT_RELEASES)
 NAMES = [known.version for known in RELEASES] if WANTED == "all" else WANTED.split()
-SAMPLE, MUTANTS = 40, 2
+SAMPLE, MUTANTS = 40, 3
 
 
 @pytest.fixture(scope="module")
