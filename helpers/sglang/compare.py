@@ -190,7 +190,7 @@ def judge_modules(checkpoint: Checkpoint, release: Release, real: ModelAnswer) -
 
 
 # Where a method checks the shapes it is given: the load stage's question, which the routing does not answer.
-SHAPE_CHECKS = ("validate_block_quant_shapes", "validate_fp8_block_shape", "create_weights")
+SHAPE_CHECKS = ("validate_block_quant_shapes", "validate_fp8_block_shape", "create_fp8_moe_weight_", "create_weights")
 
 
 def routing_differences(routing: Routing, real: ModelAnswer) -> Iterator[tuple[str, object, object]]:
