@@ -131,6 +131,28 @@ def scale_groups_are_cut(case: Case) -> Iterator[Finding]:
     )
 
 
+def fp8_blocks_are_cut(case: Case) -> Iterator[Finding]:
+    """Block-FP8 experts: a rank's rows must be whole scale blocks. MXFP8's blocks have one row, so nothing can be cut."""
+    block = case.routing.spec.block
+    local = _local_intermediate(case)
+    algorithms = [algorithm for algorithm, method in case.kinds if method == "Fp8MoEMethod" and algorithm != "MXFP8"]
+    if not algorithms or block is None or local is None or local % block[0] == 0:
+        return
+    yield Finding(
+        id="load.fp8_blocks_cut",
+        stage="load",
+        severity="fails_to_load",
+        read=f"config.json: intermediate size {case.shape.geometry.intermediate}; tp {case.deployment.tp}, ep {case.ep}",
+        observed=f"ValueError: The output_size of gate's and up's weight = {local} is not divisible by weight quantization "
+        f"block_n = {block[0]}.",
+        expected=f"a multiple of {block[0]} rows a rank",
+        why=f"expert blocks {algorithms[0]} have one scale for each {block[0]} rows",
+        source=f"sglang {case.release} layers/quantization/fp8.py: Fp8MoEMethod.create_weights",
+        remedy=f"--ep-size {case.deployment.tp}" if case.deployment.tp > case.ep else "export these experts in another format",
+        releases=ALL,
+    )
+
+
 def group_size_is_not_16(case: Case) -> Iterator[Finding]:
     """Every NVFP4 kernel has 16 values a scale built in."""
     group = case.routing.spec.group_size
@@ -212,6 +234,7 @@ LOAD_RULES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
     experts_do_not_divide,
     gated_halves_need_64_rows,
     scale_groups_are_cut,
+    fp8_blocks_are_cut,
     group_size_is_not_16,
     input_scales_are_not_sliced,
     geometry_is_missing,

@@ -100,6 +100,15 @@ def test_group_size_16_is_built_in(runner, severity):
     assert "load.group_size_not_16" not in found(sglang="0.5.16", runner=runner)
 
 
+@pytest.mark.parametrize(("tp", "severity"), [(4, None), (8, "fails_to_load")])
+def test_block_fp8_experts_need_whole_blocks(tp, severity):
+    section = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    findings = found(section=section, sglang="0.5.16", runner="triton", tp=tp, quantization="fp8")
+    assert findings.get("load.fp8_blocks_cut", (None,))[0] == severity
+    if severity:
+        assert "gate's and up's weight = 64 is not divisible by weight quantization block_n = 128." in findings["load.fp8_blocks_cut"][1]
+
+
 def test_runners_without_an_nvfp4_path_keep_all_input_scales():
     assert found(sglang="0.5.16", runner="triton", tp=2, ep=2)["load.input_scales_not_sliced"][0] == "fails_to_load"
     assert "load.input_scales_not_sliced" not in found(sglang="0.5.16", runner=CUTLASS, tp=2, ep=2)
