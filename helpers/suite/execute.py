@@ -93,7 +93,7 @@ def execute(notebook: Notebook, parameters: Mapping[str, object], folder: Path, 
 
 
 def _papermill(notebook: Notebook, parameters: Mapping[str, object], executed: Path, stopper: Stopper, reports: Connection) -> End:
-    total = len(nbformat.read(notebook.path, as_version=4).cells) + bool(parameters)
+    total = notebook.cells + bool(parameters)
 
     def cell_started(cell, cell_index):
         stopper.cell = cell_index

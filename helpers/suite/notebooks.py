@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import nbformat
+
 from helpers.errors import InputError, UsageError, unknown
 from helpers.paths import NOTEBOOKS
 
@@ -31,6 +33,10 @@ class Notebook:
     @property
     def name(self) -> str:
         return self.path.stem
+
+    @property
+    def cells(self) -> int:
+        return len(nbformat.read(self.path, as_version=4).cells)
 
 
 def select(asked: Sequence[str], folder: Path = NOTEBOOKS) -> list[Notebook]:
@@ -85,5 +91,5 @@ def declared_checks(source: str) -> list[str]:
 
 
 def ordered(notebooks: Iterable[Notebook]) -> list[Notebook]:
-    """Those that may run at once first, those that read the others' results last."""
-    return sorted(notebooks, key=lambda notebook: notebook.last)
+    """Those with the most cells first, so that no long one begins when the others are done; those that read their results last."""
+    return sorted(notebooks, key=lambda notebook: (notebook.last, -notebook.cells))

@@ -65,7 +65,7 @@ def _missing(executed: dict, made: set[str], end: End) -> list[dict]:
             state, why = "error", f"{end.error}: {end.message}"
         else:
             state, why = "not_reached", "the notebook did not come this far"
-        missing += [asdict(Check(id, state, why=why)) for id in declared_checks("".join(cell["source"])) if id not in made]
+        missing += [asdict(Check(id, state, why=why)) for id in dict.fromkeys(declared_checks("".join(cell["source"]))) if id not in made]
     return missing
 
 

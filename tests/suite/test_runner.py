@@ -20,6 +20,7 @@ from helpers.errors import InputError
 from helpers.paths import ROOT
 from helpers.suite import parameters
 from helpers.suite.cli import main
+from helpers.suite.notebooks import ordered, select
 from helpers.suite.record import CODES, SCHEMA
 from helpers.suite.runner import _link
 
@@ -241,6 +242,12 @@ def test_a_relative_checkpoint_is_found_from_where_the_user_stands(command, tmp_
     notebook = write_notebook(tmp_path / "notebooks" / "one.ipynb", cells)
     process = command("run", notebook, "-p", "checkpoint=mine", "--out", tmp_path / "out", cwd=tmp_path)
     assert process.returncode == 0, process.stderr
+
+
+def test_long_notebooks_begin_first_and_the_conclusion_last(tmp_path, write_notebook):
+    (tmp_path / "suite.toml").write_text(LIMITS)
+    paths = [write_notebook(tmp_path / f"{name}.ipynb", ["1"] * length) for name, length in (("a", 1), ("zz_last", 9), ("b", 5), ("c", 3))]
+    assert [notebook.name for notebook in ordered(select([str(path) for path in paths]))] == ["b", "c", "a", "zz_last"]
 
 
 def test_a_hub_id_is_not_taken_for_a_folder():
