@@ -165,7 +165,12 @@ def _difference(was: str, now: str) -> str:
         return f"accepted before, now {now}"
     if now.startswith("accepted: "):
         return f"refused before ({was.removeprefix('refused by ')}), now {now}"
-    return f"refused both times, before by {was.removeprefix('refused by ')}, now by {now.removeprefix('refused by ')}"
+    old, new = (text.removeprefix("refused by ").split(": ", 2) for text in (was, now))
+    if old[:2] != new[:2]:
+        return f"refused both times, before by {': '.join(old)}, now by {': '.join(new)}"
+    before, after = old[-1].split(), new[-1].split()
+    gone, come = ([word for word in words if word not in others] for words, others in ((before, after), (after, before)))
+    return f"still refused by {': '.join(new[:2])}, in other words: without {' '.join(gone) or 'any'}, with {' '.join(come) or 'none new'}"
 
 
 def _some(names: Sequence[str], shown: int = 4) -> str:

@@ -40,6 +40,11 @@ def test_refusals_that_came_and_went():
     assert went.startswith("refused before (f g: ValueError: no), now accepted: ep 1\n    for b")
 
 
+def test_a_refusal_in_other_words_says_the_words():
+    said = snapshot.changes(made(a="refused by f g: E: only 'x', or None."), made(a="refused by f g: E: only 'x', 'y', or None."))
+    assert said == ["still refused by f g: E, in other words: without any, with 'y',\n    for a\n    with one; two"]
+
+
 def test_new_choices_are_said_first():
     new = made(a="accepted: ep 1") | {"choices": {"--moe-runner-backend": ["auto", "new_one"]}}
     assert snapshot.changes(made(a="accepted: ep 1"), new)[:2] == ["--moe-runner-backend: new new_one", "--moe-runner-backend: gone triton"]
