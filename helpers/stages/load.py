@@ -1,19 +1,25 @@
 """Stage 4, as far as the configuration alone proves it: does one expert fit the runner's layout once it is cut over the ranks?
 
-Only rules that the geometry in config.json decides are here; tensors are not read, so the stage is never called passed.
+Rules that the geometry in config.json decides, and one that the tensors' names decide. No weight is read, so the stage is never
+called passed.
 Sources: layers/quantization/modelopt_quant.py (ModelOptNvFp4FusedMoEMethod.process_weights_after_loading),
 layers/moe/moe_runner/flashinfer_cutedsl.py (interleave_w13_halves), layers/moe/fused_moe_triton/layer.py (FusedMoE.__init__),
 model_loader/loader.py (_get_quantization_config). The same in every release unless a rule says otherwise.
 """
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 
+from helpers.checkpoint import Checkpoint
 from helpers.deployment import RELEASES
 from helpers.findings import Finding
 from helpers.stages.case import Case
 
 PROCESS = "layers/quantization/modelopt_quant.py: ModelOptNvFp4FusedMoEMethod.process_weights_after_loading"
 ALL = tuple(release.version for release in RELEASES)
+
+# Names of Nemotron-H's embedding that its loader ends with: the hub checkpoints' own, and SGLang's.
+_NEMOTRON_EMBEDDINGS = ("backbone.embeddings.weight", "model.embeddings.weight", "model.embed_tokens.weight")
 
 # Runners that lay NVFP4 weights out as they came from the checkpoint, cut at 64 or 128 rows.
 _ROW_ALIGNED = ("flashinfer_cutedsl", "flashinfer_cutlass", "cutlass", "auto", "triton", "deep_gemm")
@@ -194,6 +200,35 @@ def input_scales_are_not_sliced(case: Case) -> Iterator[Finding]:
     )
 
 
+@lru_cache(maxsize=256)
+def _embedding_read_by_nemotron(checkpoint: Checkpoint) -> bool:
+    return any(name in checkpoint.tensors for name in _NEMOTRON_EMBEDDINGS)
+
+
+def embedding_is_not_loaded(case: Case) -> Iterator[Finding]:
+    """transformers 5.12 saves Nemotron-H's embedding under a name that SGLang's loader does not know: a warning, and it is left out.
+
+    Read from the loader's renaming and its warning, not seen in a running server.
+    """
+    if case.checkpoint.architecture != "NemotronHForCausalLM" or case.checkpoint.tensors is None:
+        return
+    if _embedding_read_by_nemotron(case.checkpoint):
+        return
+    yield Finding(
+        id="load.embedding_not_loaded",
+        stage="load",
+        severity="wrong_output",
+        read="the safetensors headers",
+        observed=f"no tensor named {' or '.join(_NEMOTRON_EMBEDDINGS)}",
+        expected="the embedding under a name that the model class reads",
+        why="the loader renames backbone to model and embeddings to embed_tokens, warns of any other name and goes on: the embedding "
+        "keeps uninitialised memory",
+        source=f"sglang {case.release} models/nemotron_h.py: NemotronHForCausalLM.load_weights",
+        remedy="rename backbone.embedding.weight to backbone.embeddings.weight in the safetensors files",
+        releases=ALL,
+    )
+
+
 def geometry_is_missing(case: Case) -> Iterator[Finding]:
     """Without dimensions the rules above cannot be asked."""
     if case.nvfp4 and case.shape.geometry is None:
@@ -237,5 +272,6 @@ LOAD_RULES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
     fp8_blocks_are_cut,
     group_size_is_not_16,
     input_scales_are_not_sliced,
+    embedding_is_not_loaded,
     geometry_is_missing,
 )

@@ -1,13 +1,16 @@
 """Load rules that the configuration alone proves: cutting experts over ranks, group size, the GPU's generation."""
 
+import shutil
+
 import pytest
 
-from helpers.checkpoint import from_configs
+from helpers.checkpoint import from_configs, open_checkpoint
 from helpers.deployment import deployment
 from helpers.stages.admit import admit
 from helpers.stages.consequences import consequences
 from helpers.stages.detect import detect
 from helpers.stages.route import route
+from helpers.stages.verdict import judge
 
 CUTEDSL, CUTLASS, TRTLLM = "flashinfer_cutedsl", "flashinfer_cutlass", "flashinfer_trtllm"
 CONFIG = {
@@ -129,3 +132,22 @@ def test_without_dimensions_the_rules_abstain():
     findings = found(model=model | {"moe_intermediate_size": 512}, sglang="0.5.16", runner=CUTEDSL, tp=16)
     assert findings["load.geometry_unknown"][0] == "abstained"
     assert "load.gated_rows_not_aligned" not in findings
+
+
+def test_an_embedding_that_nemotrons_loader_does_not_know_is_wrong_output():
+    exported = open_checkpoint("nemotron-h-nvfp4-repaired")
+    assert "backbone.embedding.weight" in exported.tensors
+    for version in ("0.5.11", "0.5.16", "0.5.23"):
+        decided = judge(exported, deployment(sglang=version)).verdict.deciding
+        assert (decided.id, decided.severity, decided.stage) == ("load.embedding_not_loaded", "wrong_output", "load")
+
+
+def test_an_embedding_under_the_hubs_name_is_fine(tmp_path):
+    exported = open_checkpoint("nemotron-h-nvfp4-repaired")
+    for file in ("config.json", "hf_quant_config.json"):
+        shutil.copy(exported.path / file, tmp_path)
+    content = (exported.path / "model.safetensors").read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = content[8 : 8 + length].replace(b'"backbone.embedding.weight"', b'"backbone.embeddings.weight"').strip()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + content[8 + length :])
+    assert judge(open_checkpoint(tmp_path), deployment()).verdict.outcome == "serves"
