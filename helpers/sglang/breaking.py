@@ -10,9 +10,10 @@ import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 
-from helpers.stages import admit, detect, methods, names, quant_config, route
+from helpers.stages import admission, admit, detect, methods, names, quant_config, route
 from helpers.stages.admission.resolution import Resolution
 
 ROUTING = (detect, names, methods, quant_config)
@@ -59,14 +60,9 @@ def _replaced(silenced: Callable[[str, str], bool]) -> Iterator[None]:
 
 def named_rules() -> set[tuple[str, str]]:
     """Every (rule, action) that the admission code writes down with a literal name."""
-    from helpers.stages.admission import a2a, allowlists, budget, families, sizes
-
-    calls = [
-        node
-        for module in (a2a, allowlists, budget, families, sizes, admit)
-        for node in ast.walk(ast.parse(inspect.getsource(module)))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-    ]
+    files = [*Path(admission.__file__).parent.glob("*.py"), Path(admit.__file__)]
+    nodes = (node for file in files for node in ast.walk(ast.parse(file.read_text())))
+    calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
     found = set()
     for call in calls:
         first, second = ([argument.value if isinstance(argument, ast.Constant) else None for argument in call.args] + [None, None])[:2]

@@ -15,7 +15,7 @@ from helpers.checkpoint import Checkpoint
 from helpers.deployment import Deployment, Release
 from helpers.sglang.client import Answer, ModelAnswer, Worker
 from helpers.sglang.matrix import Question
-from helpers.stages.admit import admit
+from helpers.stages.admit import PAGE_SIZE, Admission, admit
 from helpers.stages.detect import detect
 from helpers.stages.route import Routing, route
 
@@ -107,16 +107,18 @@ def compare_arguments(
 
 
 def judge_arguments(question: Question, real: dict) -> Disagreement | None:
-    """What the model says otherwise than the release did."""
-    differences = _differences(model_answer(question.checkpoint, question.deployment), real)
-    if not differences:
-        return None
-    return Disagreement(question.deployment.release.version, question.checkpoint.name, str(question), differences)
-
-
-def model_answer(checkpoint: Checkpoint, deployment: Deployment) -> dict:
-    """What helpers.stages says to a launch, in the fields that are compared."""
+    """What the model says otherwise than the release did. Where the model abstains from that very refusal, it says nothing."""
+    checkpoint, deployment = question.checkpoint, question.deployment
     admission = admit(checkpoint, detect(checkpoint, deployment.release), deployment)
+    abstains = any(finding.id == "admit.page_size" for finding in admission.findings)
+    differences = _differences(model_answer(admission), real)
+    if not differences or (abstains and real.get("message") == PAGE_SIZE):
+        return None
+    return Disagreement(deployment.release.version, checkpoint.name, str(question), differences)
+
+
+def model_answer(admission: Admission) -> dict:
+    """What helpers.stages says to a launch, in the fields that are compared."""
     if not admission.accepted:
         return {"accepted": False, "error": admission.error, "message": admission.message, "source": _place(admission.error_source)}
     return {

@@ -29,6 +29,8 @@ from helpers.stages.admission.speculative import draft_runner_rules, speculative
 from helpers.stages.detect import Detection
 from helpers.stages.steps import Step
 
+PAGE_SIZE = "chunked_prefill_size must be divisible by page_size"
+
 
 @dataclass(frozen=True, eq=False)
 class Admission:
@@ -79,6 +81,8 @@ def admit(checkpoint: Checkpoint, detection: Detection, deployment: Deployment) 
         # Without a flag ModelConfig's refusal is about the checkpoint alone: the detect stage has said it.
         if not (refused.rule == "model_config" and detection.error):
             findings = (finding(r, refused),)
+    else:
+        findings = _page_size(r)
     return Admission(
         accepted=not error,
         error=error,
@@ -96,6 +100,32 @@ def admit(checkpoint: Checkpoint, detection: Detection, deployment: Deployment) 
         env=r.exported,
         findings=findings,
         resolution=r,
+    )
+
+
+# No attention backend that SGLang chooses by itself pages the KV cache in larger units.
+_LARGEST_PAGE = 256
+
+
+def _page_size(r: Resolution) -> tuple[Finding, ...]:
+    """The prefill chunk must be a multiple of the page, and the page follows from the attention backend, which is not followed here."""
+    chunk = r.chunked_prefill_size
+    if chunk is None or chunk <= 0 or chunk % _LARGEST_PAGE == 0:
+        return ()
+    file = "arg_groups/validation_hook.py" if r.release.at_least("0.5.19") else "server_args.py"
+    return (
+        Finding(
+            id="admit.page_size",
+            stage="admit",
+            severity="abstained",
+            read="--chunked-prefill-size, --dp-size",
+            observed=f"a chunk of {chunk} tokens for one attention group",
+            expected=f"a multiple of the KV cache's page size; a multiple of {_LARGEST_PAGE} always is one",
+            why=f'SGLang asserts "{PAGE_SIZE}"; the page size follows from the attention backend it chooses, 1 to {_LARGEST_PAGE}',
+            source=f"sglang {r.release} {file}: check_server_args",
+            remedy=f"--chunked-prefill-size {max(1, round(chunk / _LARGEST_PAGE)) * _LARGEST_PAGE * r.attention_dp}",
+            releases=(r.release.version,),
+        ),
     )
 
 

@@ -512,6 +512,23 @@ def test_nemotron_always_resolves_auto(gpu, version, runner):
 
 
 @pytest.mark.parametrize(
+    ("algorithm", "named"), [("W4A8_AWQ", "modelopt_fp8"), ("mixed_precision", "modelopt_fp8"), ("INT4_AWQ", "modelopt_fp8")]
+)
+def test_nemotron_takes_an_algorithm_nobody_names_for_fp8(algorithm, named):
+    quant = {"quant_method": "modelopt", "quant_algo": algorithm, "group_size": 16}
+    admission = ask(checkpoint(**NEMOTRON, quant=quant, mlp_hidden_act="relu2"), sglang="0.5.16", gpu="H200", runner="triton")
+    assert (admission.model_quantization, admission.quantization) == ("modelopt", named)
+
+
+@pytest.mark.parametrize(("chunk", "dp", "abstains"), [(None, 8, False), (2048, 8, False), (512, 8, True), (100, 1, True), (-1, 8, False)])
+def test_a_chunk_that_may_not_fill_whole_pages_is_not_judged(chunk, dp, abstains):
+    """SGLang refuses it for some attention backends; which one it takes is not followed."""
+    admission = ask(QWEN_NVFP4, sglang="0.5.23", tp=8, dp=dp, enable_dp_attention=dp > 1, chunked_prefill_size=chunk)
+    assert admission.accepted
+    assert [found.severity for found in admission.findings if found.id == "admit.page_size"] == (["abstained"] if abstains else [])
+
+
+@pytest.mark.parametrize(
     ("gpu", "version", "runner"),
     [
         ("DGX-Spark", "0.5.12", "auto"),

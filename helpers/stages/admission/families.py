@@ -152,7 +152,8 @@ def nemotron_h(r: Resolution) -> None:
                 "config.json: mlp_hidden_act",
                 r.facts.checkpoint.config.get("mlp_hidden_act"),
             )
-        r.decide(rule, "quantization", r.model_quantization, question, "ModelConfig.quantization", r.model_quantization)
+        named = _nemotron_name(r, question)
+        r.decide(rule, "quantization", named, question, "ModelConfig.quantization", r.model_quantization)
     if r.release.at_least("0.5.18") and r.quantization == "modelopt_mixed" and is_modelopt and _nemotron_w4a16(r, rule):
         return
     newer = r.release.at_least("0.5.13")
@@ -170,12 +171,23 @@ def nemotron_h(r: Resolution) -> None:
         _default_runner(r, rule, "flashinfer_cutlass", "GPU, a2a", f"{r.gpu}, {r.a2a}")
 
 
+_NO_INLINE = "'NemotronHConfig' object has no attribute 'quantization_config'"
+
+
+def _nemotron_name(r: Resolution, question: str) -> str:
+    """ModelConfig's name, and where that is only "modelopt" the algorithm as config.json spells it decides; anything unknown is FP8."""
+    if r.model_quantization != "modelopt":
+        return r.model_quantization
+    if r.facts.declared is None:
+        r.refuse("nemotron_h.no_inline_map", "AttributeError", _NO_INLINE, question, "config.json: quant_algo", "absent")
+    return {"MIXED_PRECISION": "modelopt_mixed", "NVFP4": "modelopt_fp4"}.get(r.facts.declared.get("quant_algo"), "modelopt_fp8")
+
+
 def _nemotron_w4a16(r: Resolution, rule: str) -> bool:
     """The W4A16 guard of 0.5.18. It reads hf_config.quantization_config, which a checkpoint with only the other file lacks."""
     question, read = "are its experts W4A16_NVFP4?", "config.json: quantized_layers"
     if r.facts.declared is None:
-        message = "'NemotronHConfig' object has no attribute 'quantization_config'"
-        r.refuse("nemotron_h.no_inline_map", "AttributeError", message, question, read, "absent: only hf_quant_config.json has the map")
+        r.refuse("nemotron_h.no_inline_map", "AttributeError", _NO_INLINE, question, read, "absent: only hf_quant_config.json has the map")
     if not r.facts.has_w4a16_experts_nemotron:
         r.note(rule, question, read, f"{len(r.facts.layers)} entries", "no")
         return False
