@@ -52,7 +52,7 @@ validate: $(INSTALLED) ## run every notebook and write runs/latest/index.html
 	@$(PY) -m helpers run $(given)
 
 test: $(INSTALLED) lint ## all the tests
-	$(PY) -m pytest -n $(JOBS) --dist loadgroup
+	$(PY) -m pytest -n $(JOBS) --dist loadfile
 
 lint: $(INSTALLED) ## ruff on code and notebooks, and notebooks without outputs
 	$(PY) -m ruff check .
