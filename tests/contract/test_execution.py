@@ -37,7 +37,6 @@ def finished(tmp_path_factory, command) -> Path:
     return folder
 
 
-@pytest.mark.xdist_group("run")
 def test_every_notebook_passes_with_its_defaults(finished):
     result = json.loads((finished / "result.json").read_text())
     jsonschema.validate(result, json.loads(SCHEMA.read_text()))
@@ -48,7 +47,6 @@ def test_every_notebook_passes_with_its_defaults(finished):
     assert result["verdict"]["stages"] == dict(zip(STAGES, ["passed"] * 3 + ["not_examined"] * 2, strict=True))
 
 
-@pytest.mark.xdist_group("run")
 def test_the_report_opens_offline_and_every_picture_has_words(finished):
     class Report(HTMLParser):
         def handle_starttag(self, tag, attributes):

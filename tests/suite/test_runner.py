@@ -25,7 +25,6 @@ from helpers.suite.record import CODES, SCHEMA
 from helpers.suite.runner import _link
 
 # One worker for all of them: they share a run that takes a while.
-pytestmark = pytest.mark.xdist_group("runner")
 
 PASSING = ["check('a.one', 1, 1, 'one is one')", "finish()"]
 LIMITS = """\
