@@ -14,6 +14,8 @@ from helpers.findings import Finding
 CONFIG = "config.json"
 QUANT = "hf_quant_config.json"
 MAX_CONFIG_BYTES = 64 * 2**20  # the largest real one, MiniMax-M3's, has 3 MB
+MAX_LAYERS = 10_000  # each is walked; the deepest real ones have about 130
+TEXT_KEYS = ("text_config", "llm_config", "language_config", "thinker_config")
 
 
 def read_json(path: Path, limit: int = MAX_CONFIG_BYTES) -> tuple[dict, tuple[str, ...]]:
@@ -47,11 +49,34 @@ def parse_json(raw: bytes, where: str) -> tuple[dict, tuple[str, ...]]:
 def read_copies(config: Path, hf_quant: Path | None) -> tuple[dict, dict | None, list[Finding]]:
     """(config.json, hf_quant_config.json or None, findings) from their paths."""
     parsed, twice = read_json(config)
+    _check_types(parsed, config)
     findings = _given_twice(CONFIG, twice)
     if hf_quant is None:
         return parsed, None, findings
     quant, twice = read_json(hf_quant)
     return parsed, quant, findings + _given_twice(QUANT, twice)
+
+
+def _check_types(config: dict, path: Path) -> None:
+    """InputError for a value that every stage takes for granted: a wrong type would end a rule in the middle, or examine no layer."""
+    names = config.get("architectures")
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise InputError(f"{path}: architectures is {names!r:.60}, not a list of class names; restore the model's own file")
+    while True:
+        if not isinstance(config.get("model_type", ""), str):
+            raise InputError(f"{path}: model_type is {config['model_type']!r:.60}, not a name; restore the model's own file")
+        layers = config.get("num_hidden_layers", 1)
+        if isinstance(layers, bool) or not isinstance(layers, int) or not 0 < layers <= MAX_LAYERS:
+            raise InputError(
+                f"{path}: num_hidden_layers is {layers!r:.60}, not a number from 1 to {MAX_LAYERS:,}; restore the model's own file"
+            )
+        nested = [key for key in TEXT_KEYS if config.get(key) is not None]
+        for key in nested:
+            if not isinstance(config[key], dict):
+                raise InputError(f"{path}: {key} is a {type(config[key]).__name__}, not an object; restore the model's own file")
+        if not nested:
+            return
+        config = config[nested[0]]
 
 
 def _given_twice(file: str, keys: tuple[str, ...]) -> list[Finding]:
@@ -115,7 +140,7 @@ def inline_quantization(config: dict) -> dict | None:
 
 def text_config(config: dict) -> dict:
     """The object with the language model's dimensions: nested in multimodal configs, the config itself elsewhere."""
-    for key in ("text_config", "llm_config", "language_config", "thinker_config"):
+    for key in TEXT_KEYS:
         value = config.get(key)
         if isinstance(value, dict):
             return text_config(value)

@@ -36,6 +36,25 @@ def test_bad_json_is_one_line_that_names_the_file(tmp_path, file, content, says)
     assert str(caught.value).startswith(str(tmp_path / file)) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"architectures": [3]}, "architectures is"),
+        ({"architectures": "Qwen3MoeForCausalLM"}, "architectures is"),
+        ({"model_type": 5}, "model_type is 5"),
+        ({"text_config": {"model_type": None}}, "model_type is None"),
+        ({"text_config": [1]}, "text_config is a list"),
+        ({"thinker_config": {"text_config": {"num_hidden_layers": 1.5}}}, "num_hidden_layers is 1.5"),
+        *(({"num_hidden_layers": layers}, "num_hidden_layers is") for layers in (0, -4, None, True, "4", [4], 10**8)),
+    ],
+)
+def test_a_value_that_every_stage_relies_on_has_its_type(tmp_path, config, says):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=says) as caught:
+        open_checkpoint(tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path}/config.json: ") and "\n" not in str(caught.value)
+
+
 def test_a_config_of_200_mb_is_refused_unread(tmp_path):
     with (tmp_path / "config.json").open("wb") as file:
         file.truncate(200 * 2**20)
