@@ -92,6 +92,15 @@ def conditions() -> list[Condition]:
     return [condition for function in functions for condition in _conditions(function)]
 
 
+def deciding_functions() -> dict[str, list[Condition]]:
+    """The same by function, ``names.py LayerAlgorithms.resolve``: one that decides something has a condition that can be turned round."""
+    grouped: dict[str, list[Condition]] = {}
+    for condition in conditions():
+        file, _, name = condition.place.partition(" ")
+        grouped.setdefault(f"{file.split(':')[0]} {name}", []).append(condition)
+    return grouped
+
+
 def _functions(module: ModuleType) -> Iterator[FunctionType]:
     """The functions and methods written in the module's file, not those that dataclasses made."""
     values = list(vars(module).values())

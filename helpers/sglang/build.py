@@ -21,9 +21,11 @@ from collections.abc import Callable, Iterable, Iterator
 from email.parser import HeaderParser
 from pathlib import Path
 
-from helpers.errors import InputError, UsageError
+from helpers.deployment import RELEASES
+from helpers.errors import InputError, UsageError, unknown
 from helpers.sglang.environments import MARKER, base_folder, home, marker, release_folder, transformers_folder
 
+KNOWN = [release.version for release in RELEASES]
 DEFAULT_RELEASES = ("0.5.15", "0.5.16", "0.5.23")
 
 # SGLang imports torchvision, and torch of this age imports every release from 0.5.11 to 0.5.23. NVFP4_TORCH replaces the line, for
@@ -58,6 +60,8 @@ def build(releases: Iterable[str], say: Callable[[str], None] = print) -> None:
     for release in releases:
         if not re.fullmatch(r"\d+\.\d+\.\d+(\.post\d+|rc\d+)?", release):
             raise UsageError(f"{release!r} is no release number: write it like 0.5.16 or 0.5.15.post1")
+        if release not in KNOWN and _numbers(release) <= _numbers(KNOWN[-1]):  # a newer one is tried on the index
+            raise unknown("SGLang release", release, KNOWN)
     with _one_build_at_a_time(say):
         if marker(base_folder()) is None:
             _needs(SPACE["base"], "the base environment")
@@ -78,6 +82,10 @@ def build(releases: Iterable[str], say: Callable[[str], None] = print) -> None:
                 with _folder(transformers_folder(pin), say) as folder:
                     _make_transformers(folder, pin)
             say(f"[{number}/{len(releases)}] sglang {release}: ready (transformers {pin})")
+
+
+def _numbers(release: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", release)]
 
 
 def _torch() -> str:

@@ -144,6 +144,7 @@ FLAGS = {
     "max_prefill_tokens": "--max-prefill-tokens",
     "chunked_prefill_size": "--chunked-prefill-size",
     "cuda_graph_max_bs": "--cuda-graph-max-bs",
+    "flashinfer_a2a_dispatch_type": "--flashinfer-a2a-dispatch-type",
     "speculative_algorithm": "--speculative-algorithm",
     "speculative_num_steps": "--speculative-num-steps",
     "speculative_eagle_topk": "--speculative-eagle-topk",

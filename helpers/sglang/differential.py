@@ -139,7 +139,7 @@ def variations(checkpoint: Checkpoint, release: Release, count: int) -> list[Che
 
 def _launches(release: Release) -> list[Deployment]:
     return [Deployment(release, runner) for runner in ("auto", "triton", "flashinfer_cutedsl", "flashinfer_trtllm_routed", "marlin")] + [
-        Deployment(release, quantization=flag) for flag in ("modelopt_fp4", "fp8", "w4afp8")
+        Deployment(release, quantization=flag) for flag in ("modelopt_fp4", "modelopt", "fp8", "w4afp8")
     ]
 
 

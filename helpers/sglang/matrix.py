@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from helpers.checkpoint import Checkpoint, known_checkpoints, open_checkpoint
 from helpers.deployment import GPUS, Deployment, Release, a2a_backends, gpu, quantizations, runners
+from helpers.deployment.flags import choices
 
 # What people give for these checkpoints, a few that contradict them, and what is converted online.
 FLAGS = (
@@ -91,9 +92,27 @@ def _deployments(release: Release, checkpoint: Checkpoint, sample: int) -> Itera
             yield Deployment(release, runner, quantization=flag)
         for entry in GPUS:
             yield Deployment(release, runner, gpu=entry)
+    yield from _rare(release)
     draw = random.Random(f"{release}/{checkpoint.name}")
     for _ in range(sample):
         yield _drawn(draw, release, flags)
+
+
+def _rare(release: Release) -> Iterator[Deployment]:
+    """Launches that one rule each waits for, and that a drawn one seldom is."""
+    spread = {"tp": 8, "dp": 8, "enable_dp_attention": True}
+    for mode in ("normal", "low_latency"):
+        yield Deployment(release, "flashinfer_cutedsl", "deepep", deepep_mode=mode, **spread)
+    for variable in VARIABLES:
+        for a2a in MAIN_A2A:
+            yield Deployment(release, "flashinfer_cutedsl", a2a, quantization="modelopt_fp4", env=(variable,), **spread)
+    for kind in choices(release, "flashinfer_a2a_dispatch_type"):
+        for runner in ("flashinfer_cutedsl", "flashinfer_cutlass"):
+            yield Deployment(release, runner, "flashinfer", quantization="modelopt_fp4", flashinfer_a2a_dispatch_type=kind, **spread)
+    for entry in GPUS:
+        yield Deployment(release, a2a="megamoe", gpu=entry, **spread)
+    for runner in ("auto", "triton", "flashinfer_cutedsl"):
+        yield Deployment(release, runner, **_SPECULATIVE)
 
 
 def _drawn(draw: random.Random, release: Release, flags: list[str]) -> Deployment:

@@ -159,6 +159,13 @@ def test_what_is_no_release_number_is_not_asked_for(cache, written):
         cache.build(written)
 
 
+@pytest.mark.parametrize("written", ["0.5.1", "0.4.9", "0.5.16.post1", "0.5.16rc1"])
+def test_an_old_release_that_the_suite_does_not_know_is_not_built(cache, written):
+    with pytest.raises(UsageError, match="unknown SGLang release"):
+        cache.build(written)
+    assert cache.folders == ["base"]
+
+
 def test_a_second_build_waits_for_the_first(cache):
     cache.has_wheel("0.5.16")
     with (cache.home / ".lock").open("w") as lock:

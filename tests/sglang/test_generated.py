@@ -16,7 +16,7 @@ from helpers.sglang.oracle import askable
 from helpers.stages.detect import detect
 from helpers.stages.route import route
 
-pytestmark = [pytest.mark.xdist_group("sglang"), pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.timeout(1200)
 SMALL = ("qwen3-moe-mixed", "qwen3.5-moe-mixed", "deepseek-v3-mixed", "nemotron-h-mixed-repaired", "minimax-m2-nvfp4", "glm-moe-dsa-nvfp4")
 
 

@@ -11,7 +11,7 @@ from helpers.sglang.client import Worker, argv_of, gpu_of
 from helpers.sglang.environments import environments
 from helpers.sglang.oracle import askable
 
-pytestmark = [pytest.mark.xdist_group("sglang"), pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.timeout(1200)
 EVERY = [known.version for known in RELEASES]
 FLAT = open_checkpoint("qwen3-moe-nvfp4")
 MIXED = open_checkpoint("qwen3-moe-mixed")
