@@ -46,6 +46,7 @@ class Environment:
         return inherited | {
             "PYTHONPATH": os.pathsep.join(self.path),
             "PYTHONNOUSERSITE": "1",
+            "PYTHONHASHSEED": "0",  # the order of a set reaches error texts
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
