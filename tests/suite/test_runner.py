@@ -24,8 +24,6 @@ from helpers.suite.notebooks import ordered, select
 from helpers.suite.record import CODES, SCHEMA
 from helpers.suite.runner import _link
 
-# One worker for all of them: they share a run that takes a while.
-
 PASSING = ["check('a.one', 1, 1, 'one is one')", "finish()"]
 LIMITS = """\
 [limits]
