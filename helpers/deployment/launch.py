@@ -36,6 +36,7 @@ FIELDS = {
     "speculative_moe_a2a_backend": "speculative_moe_a2a_backend",
     "disable_shared_experts_fusion": "disable_shared_experts_fusion",
 }
+MAX_LAUNCH = 1_000_000
 _ENTRY = "sglang.launch_server"
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _NUMBER = re.compile(r"-\d+(\.\d*)?|-\.\d+")
@@ -59,9 +60,13 @@ def parse_launch(text: str, release: Release, gpu: Gpu, env: Mapping[str, str] =
 
 def _read(path: Path) -> str:
     try:
-        return path.expanduser().read_text()
+        with path.expanduser().open(encoding="utf-8") as file:  # `@/dev/fd/63`, a shell's <(…), is no regular file
+            text = file.read(MAX_LAUNCH + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"launch command: {path} cannot be read ({error}): give @ and the path of a text file") from None
+    if len(text) > MAX_LAUNCH:
+        raise InputError(f"launch command: {path} has more than {MAX_LAUNCH:,} characters: give @ and the path of a launch script")
+    return text
 
 
 def _split(text: str) -> tuple[list[str], list[str]]:
@@ -106,6 +111,8 @@ def _arguments(words: list[str], release: Release) -> tuple[dict, list[str]]:
             values[FIELDS[flag.dest]] = _value(name, flag, taken)
         elif flag.dest == "attn_dp_size":  # 0.5.22 and newer: the width and the switch in one flag
             values |= {"dp": _value(name, flag, taken), "enable_dp_attention": True}
+        elif flag.dest == "config":
+            raise UsageError(f"launch command: {name} reads flags from a file, which is not followed: write its flags on the line")
         else:
             unexamined.append(" ".join([name, *taken]))
     return values, unexamined

@@ -62,6 +62,16 @@ def test_from_a_file(tmp_path):
     assert parse(f"@{tmp_path}/launch.sh") == parse(LINE)
 
 
+def test_a_file_without_an_end_is_not_read_to_it():
+    with pytest.raises(InputError, match=r"launch command: /dev/zero has more than 1,000,000 characters"):
+        parse("@/dev/zero")
+
+
+def test_flags_in_a_file_of_the_servers_are_not_passed_over():
+    with pytest.raises(UsageError, match=r"--config reads flags from a file"):
+        parse("sglang serve m --tp 8 --config server.yaml")
+
+
 def test_a_file_that_is_not_there():
     with pytest.raises(InputError, match=r"launch command: .*nowhere\.sh cannot be read"):
         parse("@/nowhere.sh")
