@@ -286,6 +286,14 @@ def test_a_record_of_other_files_is_not_continued(sound, monkeypatch, tmp_path):
     assert ids(audit(other, record=record)) == ["load.block_scale_not_a_number"]
 
 
+@pytest.mark.parametrize("content", [b"\xae\xff", b'{"architectures": []}'])
+def test_a_file_that_is_no_record_is_not_written_over(sound, tmp_path, content):
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(InputError, match=r"config\.json: not the record of an audit"):
+        audit(sound, record=tmp_path / "config.json")
+    assert (tmp_path / "config.json").read_bytes() == content
+
+
 @pytest.mark.parametrize("keep", [0.5, 0.99])
 def test_a_file_that_shrinks_or_ends_early_is_named(sound, keep):
     """Its header was whole when the checkpoint was opened."""

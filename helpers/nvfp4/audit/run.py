@@ -130,7 +130,12 @@ class _Journal:
         self._path = path
         if path is None:
             return
-        lines = path.read_text().split("\n") if path.exists() else []
+        try:
+            lines = path.read_text().split("\n") if path.exists() else []
+        except UnicodeDecodeError:
+            lines = ["not text"]
+        if lines and lines[0] and not lines[0].startswith(("[true, ", "[false, ")):  # it would be written over
+            raise InputError(f"{path}: not the record of an audit; name another file, or remove this one")
         if lines and lines[0] == identity:
             self.done = dict(_parse(lines[1:]))
         path.parent.mkdir(parents=True, exist_ok=True)
