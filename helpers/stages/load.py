@@ -7,6 +7,7 @@ layers/moe/moe_runner/flashinfer_cutedsl.py (interleave_w13_halves), layers/moe/
 model_loader/loader.py (_get_quantization_config). The same in every release unless a rule says otherwise.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 
@@ -14,6 +15,7 @@ from helpers.checkpoint import Checkpoint
 from helpers.deployment import RELEASES
 from helpers.findings import Finding
 from helpers.stages.case import Case
+from helpers.stages.modules import family_of
 
 PROCESS = "layers/quantization/modelopt_quant.py: ModelOptNvFp4FusedMoEMethod.process_weights_after_loading"
 ALL = tuple(release.version for release in RELEASES)
@@ -50,6 +52,44 @@ def _old_gpu_remedy(case: Case) -> str:
     if case.routing.spec.min_capability == 100 and case.capability >= (8, 0) and not case.release.at_least("0.5.13"):
         return "use SGLang 0.5.13 or newer with --moe-runner-backend marlin, or a Blackwell GPU"
     return "use a newer GPU"
+
+
+def ranks_do_not_divide(case: Case) -> Iterator[Finding]:
+    """tp is cut into groups of ep ranks; what is left over belongs to no group, and its process stops on an assertion."""
+    if case.deployment.tp % case.ep == 0:
+        return
+    yield Finding(
+        id="load.ranks_do_not_divide",
+        stage="load",
+        severity="fails_to_load",
+        read=f"--tp-size {case.deployment.tp}, ep {case.ep}",
+        observed=f"AssertionError: of {case.deployment.tp} ranks, {case.deployment.tp % case.ep} in no expert parallel group",
+        expected="ep divides tp",
+        why="tp / ep is rounded down when the groups are made, and a rank without a group has no communicator",
+        source=f"sglang {case.release} distributed/parallel_state.py: initialize_model_parallel, GroupCoordinator.__init__",
+        remedy=f"--ep-size {math.gcd(case.deployment.tp, case.ep)}",
+        releases=ALL,
+    )
+
+
+def heads_do_not_divide(case: Case) -> Iterator[Finding]:
+    """Every attention class of the families that are modelled asserts it while the model is built."""
+    heads = case.checkpoint.text_config.get("num_attention_heads")
+    ranks = max(1, case.deployment.tp // max(1, case.admission.attention_dp))
+    if type(heads) is not int or heads % ranks == 0 or family_of(case.checkpoint) is None:
+        return
+    yield Finding(
+        id="load.heads_do_not_divide",
+        stage="load",
+        severity="fails_to_load",
+        read=f"config.json: num_attention_heads {heads}; --tp-size {case.deployment.tp}",
+        observed=f"AssertionError: {heads} attention heads on {ranks} ranks",
+        expected="as many heads on every rank",
+        why="attention heads are shared out among the ranks of tensor parallelism (of one group of them, under attention data parallelism)",
+        source=f"sglang {case.release} models: the attention class of {case.checkpoint.architecture}",
+        remedy=f"--tp-size {math.gcd(heads, ranks)}",
+        releases=ALL,
+    )
 
 
 def experts_do_not_divide(case: Case) -> Iterator[Finding]:
@@ -266,6 +306,8 @@ def _local_intermediate(case: Case) -> int | None:
 
 LOAD_RULES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
     gpu_is_too_old,
+    ranks_do_not_divide,
+    heads_do_not_divide,
     experts_do_not_divide,
     gated_halves_need_64_rows,
     scale_groups_are_cut,

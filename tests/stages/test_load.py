@@ -151,3 +151,15 @@ def test_an_embedding_under_the_hubs_name_is_fine(tmp_path):
     header = content[8 : 8 + length].replace(b'"backbone.embedding.weight"', b'"backbone.embeddings.weight"').strip()
     (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + content[8 + length :])
     assert judge(open_checkpoint(tmp_path), deployment()).verdict.outcome == "serves"
+
+
+def test_ranks_left_out_of_every_expert_group_fail():
+    assert found(tp=3, ep=2)["load.ranks_do_not_divide"][0] == "fails_to_load"
+    assert "load.ranks_do_not_divide" not in found(tp=4, ep=2)
+
+
+def test_attention_heads_are_shared_out_among_the_ranks():
+    severity, observed, remedy = found(tp=16, ep=16)["load.heads_do_not_divide"]
+    assert (severity, observed, remedy) == ("fails_to_load", "AssertionError: 8 attention heads on 16 ranks", "--tp-size 8")
+    assert "load.heads_do_not_divide" not in found(tp=16, ep=16, dp=2, enable_dp_attention=True)
+    assert "load.heads_do_not_divide" not in found(tp=8, ep=8)
