@@ -17,6 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from helpers.errors import InputError
+
 # A glob of these characters only needs no regular expression; anything else is live regex syntax in SGLang too.
 _PLAIN_GLOB = re.compile(r"[\w.*\-:/ \x00]*", re.ASCII)
 
@@ -87,7 +89,12 @@ class Excludes:
     """
 
     def __init__(self, patterns: Sequence[str], *, strip_dots: bool = True):
-        """strip_dots: trailing dots of a name do not count (`is_layer_skipped` from 0.5.13)."""
+        """strip_dots: trailing dots of a name do not count (`is_layer_skipped` from 0.5.13). InputError for what is no list of names."""
+        if not isinstance(patterns, list | tuple) or not all(isinstance(pattern, str) for pattern in patterns):
+            raise InputError(
+                f"the exclude list (ignore, exclude_modules) is {str(patterns)[:60]!r}, not a list of names; "
+                "restore the model's own config.json and hf_quant_config.json"
+            )
         self.patterns = tuple(patterns)
         self._literal: dict[str, int] = {}
         self._names: dict[str, int] = {}

@@ -26,7 +26,8 @@ examples:
 
 PREFLIGHT_HELP = f"""\
 Say whether a checkpoint passes SGLang's detect, admit and route stages on a release, runner and GPU, and why not.
-CHECKPOINT is a folder (config.json is enough) or a name from `{PROGRAM} checkpoints`. Nothing is downloaded or executed.
+CHECKPOINT is a folder (config.json is enough), a name from `{PROGRAM} checkpoints`, or a hub id, of which only the JSON files and
+the safetensors headers are read. Nothing of a checkpoint is executed.
 
 outcomes, worst first:
 """ + "\n".join(f"  {outcome:<24}{meaning}" for outcome, meaning in LEGEND.items())

@@ -49,3 +49,14 @@ def test_wrong_questions():
         call("qwen3-moe-nvfp4", "--processes", 0)
     with pytest.raises(UsageError, match="did you mean saturated"):
         call("qwen3-moe-nvfp4", "--worst", "saturate")
+
+
+def test_a_missing_shard_is_not_a_clean_audit(capsys, tmp_path):
+    source = CHECKPOINTS / "qwen3-moe-nvfp4"
+    shutil.copy(source / "config.json", tmp_path)
+    shutil.copy(source / "model.safetensors", tmp_path / "model-00001-of-00002.safetensors")
+    names = dict.fromkeys(open_checkpoint(source).tensors, "model-00001-of-00002.safetensors")
+    index = {"metadata": {}, "weight_map": names | {"model.layers.9.x.weight": "model-00002-of-00002.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert call(tmp_path) == 1
+    assert "model-00002-of-00002.safetensors" in capsys.readouterr().out

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.deployment import release
+from helpers.errors import InputError
 from helpers.stages.names import Excludes, LayerAlgorithms, Mapper, Unloadable, candidates_of
 
 PARTS = ("model", "language_model", "layers", "mlp", "experts", "self_attn", "q_proj", "gate_up_proj", "0", "1", "12", "3")
@@ -138,3 +139,9 @@ def test_the_mapper_applies_the_longest_entry_of_each_table_once():
     assert mapper.rename("model.z.w") == "m.z.v"
     assert mapper.rename("model.z.gone") is None
     assert mapper.rename_excludes(["language_model.lm_head", "z.gone"]) == ["language_model.lm_head", "lm_head"]
+
+
+@pytest.mark.parametrize("patterns", [3, True, [1], "lm_head", {"lm_head": 1}])
+def test_an_exclude_list_that_is_none_is_one_line(patterns):
+    with pytest.raises(InputError, match="not a list of names; restore"):
+        Excludes(patterns)

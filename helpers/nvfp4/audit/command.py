@@ -46,15 +46,18 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError(f"--processes {args.processes}: must be at least 1")
     by = metric(args.worst)
     original = open_checkpoint(args.original) if args.original else None
+    checkpoint = open_checkpoint(args.checkpoint)
     result = audit(
-        open_checkpoint(args.checkpoint),
+        checkpoint,
         full=not args.sampled,
         processes=args.processes,
         original=original,
         record=args.record,
         progress=print_progress,
     )
-    listed, found = worst(result, by.name), findings(result)
+    # What reading the headers found belongs here too: a missing shard's weights were not audited.
+    found = [*(finding for finding in checkpoint.findings if finding.stage == "load"), *findings(result)]
+    listed = worst(result, by.name)
     if args.json:
         whole = {"checkpoint": result.checkpoint, "full": result.full, "bytes": result.bytes}
         whole |= {"findings": [asdict(finding) for finding in found], "matrices": [asdict(matrix) for matrix in result.matrices]}
