@@ -128,7 +128,7 @@ def inline_section(checkpoint: Checkpoint) -> object:
     """``quantization_config`` of config.json as ModelConfig sees it.
 
     SGLang copies onto the top level what only the text model's config has (utils/hf_transformers/config.py: get_config), so a
-    section that stands in ``text_config`` alone is found as well.
+    section that stands in ``text_config`` alone may be found as well. Not every config class lets it, so the verdict abstains.
     """
     if "quantization_config" in checkpoint.config or checkpoint.text_config is checkpoint.config:
         return checkpoint.config.get("quantization_config")
@@ -431,6 +431,21 @@ def _with_findings(detection: Detection, checkpoint: Checkpoint) -> Detection:
                 why="ModelConfig raises while the server checks its arguments",
                 source=f"sglang {release} configs/model_config.py: _verify_quantization",
                 remedy="restore quant_algo and quant_method as the exporter writes them, in both copies",
+                releases=(release.version,),
+            )
+        )
+    if "quantization_config" not in checkpoint.config and inline_section(checkpoint) is not None:
+        findings.append(
+            Finding(
+                id="detect.only_in_text_config",
+                stage="detect",
+                severity="abstained",
+                read="config.json: text_config.quantization_config",
+                observed="the only quantization_config, inside text_config",
+                expected="quantization_config at the top level, as exporters write it",
+                why="whether SGLang sees it there depends on the model's config class: Kimi K3's does, Qwen3.5's is built unquantised",
+                source=f"sglang {release} utils/hf_transformers/config.py: get_config",
+                remedy="move quantization_config out of text_config to the top level of config.json",
                 releases=(release.version,),
             )
         )

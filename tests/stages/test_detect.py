@@ -3,8 +3,9 @@
 import pytest
 
 from helpers.checkpoint import from_configs, open_checkpoint
-from helpers.deployment import RELEASES, release
+from helpers.deployment import RELEASES, deployment, release
 from helpers.stages.detect import detect, supported_methods, verify_flag
+from helpers.stages.verdict import judge
 
 # quant_algo -> name in 0.5.14, 0.5.15, 0.5.17, 0.5.18 and 0.5.23 when the checkpoint is flat.
 FLAT = {
@@ -150,3 +151,11 @@ def test_a_null_quant_algo_in_a_foreign_config_is_refused():
     section = {"quant_method": "fp8", "quant_algo": None, "activation_scheme": "dynamic"}
     detection = detect(from_configs("n", {"architectures": ["X"], "quantization_config": section}), release("0.5.16"))
     assert (detection.error, detection.message) == ("AttributeError", "'NoneType' object has no attribute 'upper'")
+
+
+def test_a_section_in_text_config_alone_makes_the_verdict_abstain():
+    """Real 0.5.15, 0.5.16 and 0.5.23 build this checkpoint unquantised, without a message."""
+    config = dict(open_checkpoint("qwen3.5-moe-mixed").config)
+    config["text_config"] = config["text_config"] | {"quantization_config": config.pop("quantization_config")}
+    verdict = judge(from_configs("nested", config), deployment()).verdict
+    assert (verdict.outcome, verdict.deciding.id) == ("unknown", "detect.only_in_text_config")
