@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from helpers.checkpoint import open_checkpoint
-from helpers.errors import UsageError
+from helpers.errors import InputError, UsageError
 from helpers.nvfp4.audit import plan
 from helpers.nvfp4.audit.command import add_arguments, main
 from helpers.paths import CHECKPOINTS
@@ -60,3 +60,16 @@ def test_a_missing_shard_is_not_a_clean_audit(capsys, tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     assert call(tmp_path) == 1
     assert "model-00002-of-00002.safetensors" in capsys.readouterr().out
+
+
+def test_nothing_to_audit_names_the_file_at_fault(tmp_path):
+    shutil.copytree(CHECKPOINTS / "qwen3-moe-nvfp4", tmp_path / "empty")
+    (tmp_path / "empty" / "model.safetensors").write_bytes(b"")
+    with pytest.raises(InputError, match=r"model\.safetensors: the file has 0 bytes.*download"):
+        call(tmp_path / "empty")
+
+
+def test_a_record_that_cannot_be_written_says_so(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"record cannot be written .*name a file"):
+        call("qwen3-moe-nvfp4", "--record", tmp_path / "file" / "x" / "y")

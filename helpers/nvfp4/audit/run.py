@@ -16,6 +16,7 @@ import torch
 
 from helpers.checkpoint import Checkpoint
 from helpers.errors import InputError
+from helpers.findings import PROVABLE
 from helpers.nvfp4.audit.plan import Job, plan
 from helpers.nvfp4.audit.scan import MatrixStats, Reader, scan
 
@@ -51,7 +52,9 @@ def audit(
     """
     jobs = plan(checkpoint, original)
     if not jobs:
-        raise InputError(f"{checkpoint.name}: has no NVFP4 weights; there is nothing to audit")
+        unread = next((finding for finding in checkpoint.findings if finding.stage == "load" and finding.severity in PROVABLE), None)
+        why = f": {unread.read}: {unread.observed}; {unread.remedy}" if unread else ""
+        raise InputError(f"{checkpoint.name}: has no NVFP4 weights that can be read; there is nothing to audit{why}")
     units = list(_units(jobs))
     begun = time.perf_counter()
     journal = _Journal(record, _identity(jobs, full))
@@ -138,11 +141,14 @@ class _Journal:
             raise InputError(f"{path}: not the record of an audit; name another file, or remove this one")
         if lines and lines[0] == identity:
             self.done = dict(_parse(lines[1:]))
-        path.parent.mkdir(parents=True, exist_ok=True)
         # Written anew: a line that a crash cut short must not stand before the next.
         partial = path.with_suffix(path.suffix + ".partial")
-        partial.write_text(identity + "\n" + "".join(_line(number, stats) for number, stats in self.done.items()))
-        partial.replace(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_text(identity + "\n" + "".join(_line(number, stats) for number, stats in self.done.items()))
+            partial.replace(path)
+        except OSError as error:
+            raise InputError(f"{path}: the record cannot be written ({error.strerror}); name a file in a folder of yours") from None
 
     def add(self, number: int, stats: list[MatrixStats]) -> None:
         self.done[number] = stats
