@@ -37,12 +37,12 @@ WINDOW = 64  # questions under way at once; well below what the pipes hold
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a release answered to one launch.
+class Reply:
+    """What every question is answered with.
 
     error, message: the exception's type and whole text ("" when accepted); a hang is "Timeout", a dead worker "WorkerDied".
-    source: ``file:line function`` inside sglang/srt. env: environment variables the resolution set (None: removed).
-    resolved: the resolved fields of worker_arguments.FIELDS. note: says so when the transformers is not the release's own pin.
+    source: ``file:line function`` inside sglang/srt. env: environment variables the question set (None: removed).
+    note: says so when the transformers is not the release's own pin.
     """
 
     release: str
@@ -53,9 +53,19 @@ class Answer:
     line: int = 0
     function: str = ""
     model_quantization: str | None = None
-    resolved: dict = field(default_factory=dict)
     env: dict = field(default_factory=dict)
     note: str = ""
+
+    @property
+    def source(self) -> str:
+        return f"{self.file}:{self.line} {self.function}" if self.file else ""
+
+
+@dataclass(frozen=True)
+class Answer(Reply):
+    """What a release answered to one launch. resolved: the resolved fields of worker_arguments.FIELDS."""
+
+    resolved: dict = field(default_factory=dict)
 
     @property
     def quantization(self) -> str | None:
@@ -73,57 +83,35 @@ class Answer:
     def ep_size(self) -> int | None:
         return self.resolved.get("ep_size")
 
-    @property
-    def source(self) -> str:
-        return f"{self.file}:{self.line} {self.function}" if self.file else ""
-
 
 @dataclass(frozen=True)
-class RoutingAnswer:
-    """What a release makes of each module. methods[i]: class name, None, or {"error", "message", …}, for modules[i] of the question."""
+class PreparedReply(Reply):
+    """What is settled before the first layer is built: the classes of the model, of its quantization config and of its MoE layers."""
 
-    release: str
-    accepted: bool
-    error: str = ""
-    message: str = ""
-    file: str = ""
-    line: int = 0
-    function: str = ""
-    model_quantization: str | None = None
     model_class: str | None = None
     quant_config: str | None = None
     quant_config_name: str | None = None
     moe_class: str | None = None
-    methods: tuple = ()
-    note: str = ""
-    env: dict = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class ModelAnswer:
+class RoutingAnswer(PreparedReply):
+    """What a release makes of each module. methods[i]: class name, None, or {"error", "message", …}, for modules[i] of the question."""
+
+    methods: tuple = ()
+
+
+@dataclass(frozen=True)
+class ModelAnswer(PreparedReply):
     """The model that a release builds. modules: (runtime prefix, layer class, method class or None), in the order of construction.
 
     experts: the MoE layers, each {"name", "layer", "method", "deprecate_flag", "runner"}. failure: the exception that ended the
     construction as {"error", "message", "file", …}, or None; modules and experts then hold what came before.
     """
 
-    release: str
-    accepted: bool
-    error: str = ""
-    message: str = ""
-    file: str = ""
-    line: int = 0
-    function: str = ""
-    model_quantization: str | None = None
-    model_class: str | None = None
-    quant_config: str | None = None
-    quant_config_name: str | None = None
-    moe_class: str | None = None
     modules: tuple[tuple[str, str, str | None], ...] = ()
     experts: tuple[dict, ...] = ()
     failure: dict | None = None
-    note: str = ""
-    env: dict = field(default_factory=dict)
 
 
 def gpu_of(deployment: Deployment) -> dict:
