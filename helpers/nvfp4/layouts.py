@@ -10,7 +10,7 @@ import torch
 
 from helpers.errors import InputError, UsageError, unknown
 from helpers.nvfp4.codec import Nvfp4
-from helpers.nvfp4.elements import BLOCK
+from helpers.nvfp4.elements import BLOCK, e4m3_encode, pack, unpack
 
 # Scale factors --------------------------------------------------------------------------------------------------------
 #
@@ -155,6 +155,83 @@ def join_w13(gate: torch.Tensor, up: torch.Tensor, order: str, dim: int = -2) ->
 def reorder_w13(w13: torch.Tensor, source: str, target: str, dim: int = -2) -> torch.Tensor:
     """From one order to another: for weights, for their scales, for biases alike."""
     return join_w13(*split_w13(w13, source, dim), target, dim)
+
+
+# Rows and tiles of whole kernels ---------------------------------------------------------------------------------------
+
+
+def shuffle_rows(x: torch.Tensor) -> torch.Tensor:
+    """[..., N, C], N a multiple of 32: rows as TRT-LLM's transposed product takes them, of weights and of their scales alike.
+
+    Within 32 rows, row 4i + j goes to 8j + i: what one thread of the product's epilogue owns lies together
+    (flashinfer 0.7.4 utils.py: get_shuffle_matrix_a_row_indices with an epilogue tile of 128).
+    """
+    return _rows_of_32(x, 8, 4)
+
+
+def unshuffle_rows(x: torch.Tensor) -> torch.Tensor:
+    """The inverse of ``shuffle_rows``."""
+    return _rows_of_32(x, 4, 8)
+
+
+def _rows_of_32(x: torch.Tensor, outer: int, inner: int) -> torch.Tensor:
+    if x.shape[-2] % 32:
+        raise InputError(f"shuffled rows come in blocks of 32, got {x.shape[-2]} rows (shape {tuple(x.shape)})")
+    return x.unflatten(-2, (-1, outer, inner)).transpose(-3, -2).flatten(-4, -2)
+
+
+# Marlin keeps one 32-bit word a thread and step of its m16n8k16 products: 8 codes of 16 columns of K and 64 rows. A row is
+# (tile of 64, warp, half, column of a thread), a column (tile of 16, half, pair of a thread, one of the pair).
+_MARLIN_ROWS, _MARLIN_COLUMNS = (4, 2, 8), (2, 4, 2)
+
+
+def marlin_tiles(codes: torch.Tensor) -> torch.Tensor:
+    """Packed codes uint8 [..., N, K/2] to Marlin's int32 [..., K/16, 2N]; N a multiple of 64, K of 16.
+
+    Source: sglang 0.5.23 kernels/jit/csrc/gemm/marlin/gptq_marlin_repack.cuh, 4 bits without a permutation.
+    """
+    *lead, rows, half = codes.shape
+    if rows % 64 or half % 8:
+        raise InputError(f"Marlin tiles are 64 rows x 16 columns, got {rows} x {2 * half} (codes {tuple(codes.shape)})")
+    x = unpack(codes).reshape(-1, rows // 64, *_MARLIN_ROWS, half // 8, *_MARLIN_COLUMNS)
+    words = x.permute(0, 5, 1, 4, 7, 2, 8, 3, 6)  # K tile, row tile, thread column, thread pair, warp; in a word: pair, half, half
+    return pack(words.reshape(-1, 8)).view(torch.int32).reshape(*lead, half // 8, 2 * rows)
+
+
+def from_marlin_tiles(words: torch.Tensor) -> torch.Tensor:
+    """The inverse: int32 [..., K/16, 2N] to packed codes uint8 [..., N, K/2]."""
+    *lead, tiles, width = words.shape
+    if words.dtype != torch.int32 or width % 128:
+        raise InputError(f"Marlin tiles are int32 [..., K/16, 2N] with N a multiple of 64, got {words.dtype} {tuple(words.shape)}")
+    x = unpack(words.contiguous().view(torch.uint8)).reshape(-1, tiles, width // 128, 8, 4, 4, 2, 2, 2)
+    return pack(x.permute(0, 2, 5, 7, 3, 1, 8, 4, 6).reshape(-1, 2)).reshape(*lead, width // 2, tiles * 8)
+
+
+def marlin_scales(scales: torch.Tensor) -> torch.Tensor:
+    """Block scales float8_e4m3fn [..., N, K/16], K above 16 and none negative, to Marlin's [..., K/16, N].
+
+    The sign bit is given to the exponent: a byte is 5 bits of exponent and 3 of mantissa of 128 times the scale, which holds every
+    E4M3 number exactly. The dtype says float8_e4m3fn all the same.
+    Source: sglang 0.5.23 quantization/marlin_utils_fp4.py: nvfp4_marlin_process_scales; marlin_utils.py: marlin_permute_scales.
+    """
+    rows = scales.shape[-2]
+    if rows % 64:
+        raise InputError(f"Marlin permutes scales over 64 rows, got {rows} (shape {tuple(scales.shape)})")
+    half = scales.float().mul(128).to(torch.float16).transpose(-1, -2)
+    half = half.unflatten(-1, (-1, 8, 8)).transpose(-1, -2).flatten(-3)
+    half = half.unflatten(-1, (-1, 2, 2)).transpose(-1, -2).flatten(-3).contiguous()
+    return (half.view(torch.int16) >> 7).to(torch.uint8).view(torch.float8_e4m3fn)
+
+
+def from_marlin_scales(permuted: torch.Tensor) -> torch.Tensor:
+    """The inverse: [..., K/16, N] to float8_e4m3fn [..., N, K/16]; InputError for a scale that E4M3 does not have."""
+    bits = permuted.contiguous().view(torch.uint8).unflatten(-1, (-1, 2, 2)).transpose(-1, -2).flatten(-3)
+    bits = bits.unflatten(-1, (-1, 8, 8)).transpose(-1, -2).flatten(-3).transpose(-1, -2)
+    value = (bits.to(torch.int16) << 7).contiguous().view(torch.float16).float() / 128
+    scales = e4m3_encode(value)
+    if not torch.equal(scales.float(), value):
+        raise InputError("Marlin scales: a byte is no E4M3 number times 128")
+    return scales
 
 
 # What a rank holds ----------------------------------------------------------------------------------------------------

@@ -7,20 +7,27 @@ from hypothesis import strategies as st
 
 from helpers.errors import InputError, UsageError
 from helpers.nvfp4.codec import decode, encode
+from helpers.nvfp4.elements import unpack
 from helpers.nvfp4.layouts import (
     W13_ORDERS,
     column_slice,
     expert_slice,
+    from_marlin_scales,
+    from_marlin_tiles,
     from_mma_view,
     join_w13,
+    marlin_scales,
+    marlin_tiles,
     mma_view,
     offset_128x4,
     padded,
     reorder_w13,
     row_slice,
+    shuffle_rows,
     split_w13,
     swizzle_8x4,
     swizzle_128x4,
+    unshuffle_rows,
     unswizzle_8x4,
     unswizzle_128x4,
 )
@@ -190,3 +197,63 @@ def test_impossible_cuts_are_named(call, words):
     with pytest.raises(UsageError) as error:
         call(encode(torch.ones(6, 8, 128)))
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize("rows", [32, 96, 256])
+def test_shuffled_rows_are_flashinfers(rows):
+    from flashinfer.utils import get_shuffle_matrix_a_row_indices
+
+    x = numbered(2, rows, 5)
+    shuffled = shuffle_rows(x)
+    assert torch.equal(shuffled, x[:, get_shuffle_matrix_a_row_indices(x[0], 128)])
+    assert torch.equal(unshuffle_rows(shuffled), x)
+
+
+def repacked(codes: torch.Tensor) -> list[int]:
+    """Marlin's words of codes [N, K] by the arithmetic of its repacking kernel, one thread at a time."""
+    rows, columns = codes.shape
+    words = []
+    for k_tile in range(columns // 16):
+        for n_tile in range(rows // 64):
+            tile = [0] * 128
+            for warp in range(4):
+                for thread in range(32):
+                    row, column = n_tile * 64 + warp * 16 + thread // 4, k_tile * 16 + thread % 4 * 2
+                    values = [int(codes[row + half, column + step]) for half in (0, 8) for step in (0, 1, 8, 9)]
+                    tile[thread * 4 + warp] = sum(values[source] << 4 * place for place, source in enumerate((0, 2, 4, 6, 1, 3, 5, 7)))
+            words += tile
+    return words
+
+
+def test_marlin_tiles_are_the_repacking_kernels():
+    codes = torch.randint(0, 256, (2, 128, 24), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    tiles = marlin_tiles(codes)
+    assert tiles.shape == (2, 3, 256)
+    assert [word & 0xFFFFFFFF for word in tiles[1].flatten().tolist()] == repacked(unpack(codes[1]))
+    assert torch.equal(from_marlin_tiles(tiles), codes)
+
+
+def test_marlin_scales_hold_every_scale_and_their_places():
+    """The permutations as the two index lists of the source say them; every non-negative E4M3 number there and back."""
+    scales = torch.arange(64 * 8, dtype=torch.int32).remainder(127).to(torch.uint8).view(64, 8).view(torch.float8_e4m3fn)
+    permuted = marlin_scales(scales)
+    assert torch.equal(from_marlin_scales(permuted).view(torch.uint8), scales.view(torch.uint8))
+    by_list = scales.float().T[:, [i + 8 * j for i in range(8) for j in range(8)]].reshape(-1, 4)[:, [0, 2, 1, 3]].reshape(8, 64)
+    exponent, mantissa = permuted.view(torch.uint8) >> 3, permuted.view(torch.uint8) & 7
+    value = torch.where(exponent == 0, mantissa * 2.0**-24 * 128, (1 + mantissa / 8) * 2.0 ** (exponent.float() - 15)) / 128
+    assert torch.equal(value, by_list)
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda: shuffle_rows(numbered(40, 4)), "blocks of 32, got 40 rows"),
+        (lambda: marlin_tiles(torch.zeros(80, 8, dtype=torch.uint8)), "64 rows x 16 columns, got 80 x 16"),
+        (lambda: from_marlin_tiles(torch.zeros(1, 64, dtype=torch.int32)), "N a multiple of 64"),
+        (lambda: marlin_scales(torch.zeros(80, 8).to(torch.float8_e4m3fn)), "over 64 rows, got 80"),
+        (lambda: from_marlin_scales(torch.full((1, 64), 0xFF, dtype=torch.uint8)), "no E4M3 number"),
+    ],
+)
+def test_kernel_layouts_say_what_does_not_fit(act, message):
+    with pytest.raises(InputError, match=message):
+        act()
