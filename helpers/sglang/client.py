@@ -105,8 +105,10 @@ class RoutingAnswer(PreparedReply):
 class ModelAnswer(PreparedReply):
     """The model that a release builds. modules: (runtime prefix, layer class, method class or None), in the order of construction.
 
-    experts: the MoE layers, each {"name", "layer", "method", "deprecate_flag", "runner"}. failure: the exception that ended the
-    construction as {"error", "message", "file", …}, or None; modules and experts then hold what came before.
+    experts: the MoE layers, each {"name", "layer", "method", "deprecate_flag", "runner"} and the rank's share of it:
+    {"num_local_experts", "intermediate_size_per_partition", "experts" (their numbers in the model), "moe_ep_size", "moe_ep_rank",
+    "moe_tp_size", "moe_tp_rank"}. failure: the exception that ended the construction as {"error", "message", "file", …}, or None;
+    modules then hold what came before, and experts nothing.
     """
 
     modules: tuple[tuple[str, str, str | None], ...] = ()
@@ -154,6 +156,18 @@ def argv_of(folder: str | os.PathLike, deployment: Deployment) -> list[str]:
                 flag = "--cuda-graph-max-bs-decode"  # the old name is gone
             argv += [flag, str(value)]
     return argv + [flag for name, flag in SWITCHES.items() if getattr(deployment, name)]
+
+
+def _build_request(question: str, folder: str | os.PathLike, deployment: Deployment, rank: int) -> dict:
+    if not 0 <= rank < deployment.tp:
+        raise UsageError(f"rank {rank} is not one of the {deployment.tp} ranks of --tp-size; they count from 0")
+    return {
+        "question": question,
+        "argv": argv_of(folder, deployment),
+        "gpu": gpu_of(deployment),
+        "env": deployment.environment,
+        "rank": rank,
+    }
 
 
 class Worker:
@@ -247,31 +261,23 @@ class Worker:
         self._can("arguments")
         return self.answer_of({"question": "arguments", "argv": list(argv), "gpu": gpu, "env": env or {}})
 
-    def routing(self, folder: str | os.PathLike, deployment: Deployment, modules: Sequence[tuple[str, str]]) -> RoutingAnswer:
+    def routing(
+        self, folder: str | os.PathLike, deployment: Deployment, modules: Sequence[tuple[str, str]], rank: int = 0
+    ) -> RoutingAnswer:
         """The method of each (runtime prefix, kind); kind is "experts", "linear", "attention", "lm_head" or "embedding"."""
-        self._can("routing")
-        request = {
-            "question": "routing",
-            "argv": argv_of(folder, deployment),
-            "gpu": gpu_of(deployment),
-            "env": deployment.environment,
-            "modules": [list(module) for module in modules],
-        }
-        answer = next(self._ask([request]))
+        request = _build_request("routing", folder, deployment, rank) | {"modules": [list(module) for module in modules]}
+        answer = self._answer_about_layers(request)
         return RoutingAnswer(release=self.release, note=self.note, **answer | {"methods": tuple(answer.get("methods", ()))})
 
-    def model(self, folder: str | os.PathLike, deployment: Deployment) -> ModelAnswer:
-        """Builds the release's own model class without memory; notes each module's method and each MoE layer's runner."""
-        self._can("routing")
-        request = {
-            "question": "model",
-            "argv": argv_of(folder, deployment),
-            "gpu": gpu_of(deployment),
-            "env": deployment.environment,
-        }
-        answer = next(self._ask([request]))
+    def model(self, folder: str | os.PathLike, deployment: Deployment, rank: int = 0) -> ModelAnswer:
+        """Builds the release's own model class without memory, as rank `rank` of the deployment's tp."""
+        answer = self._answer_about_layers(_build_request("model", folder, deployment, rank))
         modules = tuple(map(tuple, answer.pop("modules", ())))
         return ModelAnswer(release=self.release, note=self.note, modules=modules, **answer | {"experts": tuple(answer.get("experts", ()))})
+
+    def _answer_about_layers(self, request: dict) -> dict:
+        self._can("routing")
+        return next(self._ask([request]))
 
     def _ask(self, requests: Iterable[dict]) -> Iterator[dict]:
         waiting: list[dict] = []

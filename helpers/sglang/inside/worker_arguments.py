@@ -120,14 +120,18 @@ def ask(argv):
     return arguments
 
 
-def resolved_fields(arguments):
-    """FIELDS after the resolution. From 0.5.19 the record keeps the input, and what was resolved is read through a view."""
+def resolved(arguments):
+    """`arguments` after the resolution. From 0.5.19 the record keeps the input, and what was resolved is read through a view."""
     if hasattr(arguments, "resolved_dict"):
         from sglang.srt.arg_groups.overrides import resolving_view
 
-        view = resolving_view(arguments)
-    else:
-        view = arguments
+        return resolving_view(arguments)
+    return arguments
+
+
+def resolved_fields(arguments):
+    """FIELDS after the resolution."""
+    view = resolved(arguments)
     values = {name: getattr(view, name) for name in FIELDS if hasattr(view, name)}
     return {name: value for name, value in values.items() if isinstance(value, str | int | float | bool | None)}
 

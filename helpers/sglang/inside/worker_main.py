@@ -9,7 +9,6 @@ import importlib
 import json
 import os
 import sys
-import tempfile
 import time
 
 # The protocol keeps the real stdin and stdout; whatever a library prints or reads goes elsewhere.
@@ -128,19 +127,15 @@ class Server:
             "model_quantization": self.arguments.model_quantization(arguments),
         }
 
-    def ask_routing(self, request, meeting):
+    def ask_routing(self, request):
         import worker_routing
 
-        prepared = worker_routing.prepare(self.machine, request["argv"], meeting)
+        prepared = worker_routing.prepare(self.machine, request["argv"], request["rank"])
         if request["question"] == "routing":
             return worker_routing.about(*prepared) | {"methods": worker_routing.methods(prepared[2], request["modules"])}
         return worker_routing.about(*prepared) | worker_routing.build(*prepared)
 
     def in_a_child(self, request):
-        with tempfile.TemporaryDirectory(prefix=f"nvfp4-moe-{os.getpid()}-") as meeting:
-            return self.in_a_child_with(request, meeting)
-
-    def in_a_child_with(self, request, meeting):
         import worker_routing
 
         if not self.models_imported:
@@ -153,7 +148,7 @@ class Server:
             os.close(read)
             try:
                 try:
-                    answer = {"accepted": True, **self.ask_routing(request, meeting)}
+                    answer = {"accepted": True, **self.ask_routing(request)}
                 except (Exception, SystemExit) as error:  # noqa: BLE001  as in answer()
                     answer = {"accepted": False, **self.arguments.refusal_of(error)}
                 with os.fdopen(write, "w", encoding="utf-8") as pipe:

@@ -11,6 +11,9 @@ import torch
 import worker_arguments
 from torch.overrides import TorchFunctionMode
 
+FAKE = "fake"  # torch's name of the backend whose other ranks do not exist
+NO_COMMUNICATORS = {"use_pynccl": False, "use_custom_allreduce": False, "use_message_queue_broadcaster": False}
+
 
 def import_models():
     """Imports every model file of the release, while the process still looks like a CPU machine."""
@@ -53,14 +56,36 @@ class _Silent:
         return lambda *args, **kwargs: None
 
 
-def _join_world(parallel_state, meeting):
-    """One rank of one, over gloo, in this process; a file in the folder `meeting` is its meeting point."""
-    method = f"file://{meeting}/world"
-    parallel_state.init_distributed_environment(world_size=1, rank=0, local_rank=0, distributed_init_method=method, backend="gloo")
+def _join_world(parallel_state, rank, size):
+    """Makes this process rank `rank` of `size` ranks, of which no other exists.
+
+    torch's fake backend takes the place of NCCL and gloo, and groups get no communicators: who is in which group is the release's own
+    arithmetic, and nothing that builds a model talks to another rank.
+    """
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group(FAKE, rank=rank, world_size=size, store=FakeStore())
+    new_group, model_parallel_group = torch.distributed.new_group, parallel_state.init_model_parallel_group
+    torch.distributed.new_group = lambda *args, **kwargs: new_group(*args, **kwargs | {"backend": FAKE})
+    parallel_state.init_model_parallel_group = lambda *args, **kwargs: model_parallel_group(*args, **kwargs | NO_COMMUNICATORS)
+    parallel_state.init_distributed_environment(world_size=size, rank=rank, local_rank=rank, backend=FAKE)
 
 
-def _publish(arguments):
-    """Makes `arguments` the process's configuration, as a scheduler does before it loads the model."""
+def _make_groups(parallel_state, sizes):
+    """The groups of tensor, expert and attention parallelism; from 0.5.21 the release reads the sizes from what was published."""
+    given = {
+        "tensor_model_parallel_size": sizes.tp_size,
+        "expert_model_parallel_size": sizes.ep_size,
+        "moe_data_model_parallel_size": getattr(sizes, "moe_dp_size", 1),
+        "attention_data_parallel_size": sizes.dp_size if sizes.enable_dp_attention else 1,
+        "attention_context_model_parallel_size": getattr(sizes, "attn_cp_size", 1),
+    }
+    taken = inspect.signature(parallel_state.initialize_model_parallel).parameters
+    parallel_state.initialize_model_parallel(backend=FAKE, **{name: size for name, size in given.items() if name in taken})
+
+
+def _publish(arguments, rank):
+    """Makes `arguments` the process's configuration, as the scheduler of this rank does before it loads the model."""
     from sglang.srt import server_args
     from sglang.srt.layers.moe.utils import initialize_moe_config
 
@@ -69,16 +94,11 @@ def _publish(arguments):
     except ImportError:
         server_args.set_global_server_args_for_scheduler(arguments)
     else:
-        publish(arguments, role="scheduler", ranks=SpawnRanks(**_first_rank(SpawnRanks)))
+        publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=rank))
     if initialize_moe_config.__code__.co_argcount:
         initialize_moe_config(arguments)
     else:
         initialize_moe_config()
-
-
-def _first_rank(cls):
-    required = [name for name, parameter in inspect.signature(cls).parameters.items() if parameter.default is parameter.empty]
-    return dict.fromkeys(required, 0)
 
 
 def _initialize_attention(arguments, config):
@@ -88,10 +108,10 @@ def _initialize_attention(arguments, config):
     initialize_dp_attention(*given[: initialize_dp_attention.__code__.co_argcount])
 
 
-def prepare(machine, argv, meeting):
-    """Everything up to the quantization config, as the loader does it. Raises what the release raises.
+def prepare(machine, argv, rank):
+    """Everything up to the quantization config, as the loader of this rank does it. Raises what the release raises.
 
-    Returns (ModelConfig, model class, quantization config or None). The process group is made while the machine looks like a CPU's.
+    Returns (ModelConfig, model class, quantization config or None). The process groups are made while the machine looks like a CPU's.
     """
     from sglang.srt.configs.load_config import LoadConfig
     from sglang.srt.distributed import parallel_state
@@ -99,11 +119,12 @@ def prepare(machine, argv, meeting):
     from sglang.srt.model_loader.utils import get_model_architecture
 
     arguments = worker_arguments.ask(argv)
+    sizes = worker_arguments.resolved(arguments)
     with machine.absent():
-        _join_world(parallel_state, meeting)
-    _publish(arguments)
+        _join_world(parallel_state, rank, sizes.tp_size)
+    _publish(arguments, rank)
     with machine.absent():  # after the publication: from 0.5.17 the groups' sizes are checked against it
-        parallel_state.initialize_model_parallel(backend="gloo")
+        _make_groups(parallel_state, sizes)
     config = worker_arguments.model_config_of(arguments)
     _initialize_attention(arguments, config)
     model_class = get_model_architecture(config)[0]
@@ -193,12 +214,20 @@ def build(config, model_class, quant_config):
             "method": type(layer.quant_method).__name__,
             "deprecate_flag": getattr(layer, "deprecate_flag", None),
             "runner": _runner_of(layer),
+            **_share_of(layer),
         }
         for name, layer in (model.named_modules() if model is not None else ())
         if isinstance(layer, FusedMoE)
     ]
     modules = [[prefix, type(layer).__name__, _class_name(getattr(layer, "quant_method", method))] for prefix, layer, method in asked]
     return {"modules": modules, "experts": experts, "failure": failure}
+
+
+def _share_of(layer):
+    """What this rank holds of the MoE layer. experts: the model's numbers of the routed (and fused shared) experts on it."""
+    names = ("num_local_experts", "intermediate_size_per_partition", "moe_ep_size", "moe_ep_rank", "moe_tp_size", "moe_tp_rank")
+    local = layer._map_global_expert_id_to_local_expert_id
+    return {name: getattr(layer, name) for name in names} | {"experts": [e for e in range(layer.num_experts) if local(e) >= 0]}
 
 
 def _class_name(method):
