@@ -1,4 +1,4 @@
-"""Builds the environments of real SGLang releases: a base once, each release's wheel, and each transformers pin once.
+"""Builds the environments of real SGLang releases: a base once, each release's wheel, and each pin once: transformers, kernel packages.
 
 Every folder is built under a temporary name, gets its marker, and is renamed: a build that was interrupted leaves nothing that
 is used, and the next one starts that folder again. One build runs at a time.
@@ -18,12 +18,23 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
-from email.parser import HeaderParser
 from pathlib import Path
 
 from helpers.deployment import RELEASES
 from helpers.errors import InputError, UsageError, unknown
-from helpers.sglang.environments import MARKER, base_folder, home, marker, release_folder, transformers_folder
+from helpers.sglang.environments import (
+    KERNELS,
+    MARKER,
+    base_folder,
+    home,
+    kernel_folder,
+    kernel_pins,
+    marker,
+    pinned,
+    release_folder,
+    requirements,
+    transformers_folder,
+)
 
 KNOWN = [release.version for release in RELEASES]
 DEFAULT_RELEASES = ("0.5.15", "0.5.16", "0.5.23")
@@ -43,8 +54,18 @@ PACKAGES = (
 # Folders of a wheel that neither question imports.
 NOT_UNPACKED = ("sglang/multimodal_gen/", "sglang/test/", "sglang/benchmark/", "sglang/eval/", "sglang/srt/rust_extensions/")
 
+# What FlashInfer imports and the base has not. Its own requirements would bring another torch and kernels that never run here.
+BESIDE = {"flashinfer": ("tabulate", "nvidia-ml-py", "ninja"), "cutlass-dsl": ()}
+# Sources and archives of kernels, which are only compiled for a GPU: up to 360 MB of FlashInfer.
+NOT_KEPT = {"flashinfer": ("flashinfer/data",), "cutlass-dsl": ()}
+
 GB = 1 << 30
-SPACE = {"base": 9 * GB, "transformers": GB // 2, "release": GB // 2}  # while building; base ends at 6.5 GB, a release at 30 to 100 MB
+SPACE = {
+    "base": 9 * GB,
+    "transformers": GB // 2,
+    "release": GB // 2,
+    "kernels": 3 * GB // 2,
+}  # while building; base ends at 6.5 GB, a release at 30 to 100 MB
 
 _NO_NETWORK = re.compile(
     r"NewConnectionError|Failed to establish|Name or service not known|name resolution|timed out|ProxyError|Max retries|SSLError"
@@ -54,8 +75,11 @@ _NO_NETWORK = re.compile(
 _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE)
 
 
-def build(releases: Iterable[str], say: Callable[[str], None] = print) -> None:
-    """Builds what is missing for these releases. UsageError or InputError in one line when that cannot be done."""
+def build(releases: Iterable[str], say: Callable[[str], None] = print, load: bool = False) -> None:
+    """Builds what is missing for these releases. UsageError or InputError in one line when that cannot be done.
+
+    load: with the kernel packages they pin, which the question how a release loads weights needs. DEFAULT_RELEASES always get them.
+    """
     releases = list(dict.fromkeys(releases)) or list(DEFAULT_RELEASES)
     for release in releases:
         if not re.fullmatch(r"\d+\.\d+\.\d+(\.post\d+|rc\d+)?", release):
@@ -81,7 +105,20 @@ def build(releases: Iterable[str], say: Callable[[str], None] = print) -> None:
                 say(f"[{number}/{len(releases)}] transformers {pin}, which sglang {release} pins …")
                 with _folder(transformers_folder(pin), say) as folder:
                     _make_transformers(folder, pin)
+            if load or release in DEFAULT_RELEASES:
+                _build_kernels(release, f"[{number}/{len(releases)}]", say)
             say(f"[{number}/{len(releases)}] sglang {release}: ready (transformers {pin})")
+
+
+def _build_kernels(release: str, which: str, say):
+    for name, pin in kernel_pins(release).items():
+        if pin is None:
+            raise InputError(f"sglang {release} pins no {KERNELS[name]}; this builder knows releases that do")
+        if marker(kernel_folder(name, pin)) is None:
+            _needs(SPACE["kernels"], f"{name} {pin}")
+            say(f"{which} {name} {pin}, which sglang {release} pins …")
+            with _folder(kernel_folder(name, pin), say) as folder:
+                _make_kernels(folder, name, pin)
 
 
 def _numbers(release: str) -> list[int]:
@@ -171,15 +208,30 @@ def _make_transformers(folder: Path, pin: str):
     _mark(folder, transformers=pin)
 
 
+def _make_kernels(folder: Path, name: str, pin: str):
+    """The distribution and the parts of it that it pins to its own version, without what else they require."""
+    wanted = [f"{KERNELS[name]}=={pin}", *BESIDE[name]]
+    while wanted:
+        _pip(_base_python(), "install", "--no-deps", "--no-compile", "--target", str(folder), *wanted, what=wanted[0])
+        there = {_distribution(path.name) for path in folder.glob("*.dist-info")}
+        parts = {line.split("==")[0].strip() for line in requirements(folder) if line.startswith(KERNELS[name]) and ";" not in line}
+        wanted = [f"{part}=={pin}" for part in sorted(parts) if part not in there and pinned(folder, part) == pin]
+    for path in NOT_KEPT[name]:
+        shutil.rmtree(folder / path, ignore_errors=True)
+    _mark(folder, **{name: pin})
+
+
+def _distribution(folder: str) -> str:
+    """nvidia-cutlass-dsl of nvidia_cutlass_dsl-4.6.0.dist-info."""
+    return folder.split("-")[0].replace("_", "-")
+
+
 def _make_release(folder: Path, release: str) -> dict:
     with tempfile.TemporaryDirectory(dir=home(), suffix=".building") as downloads:
         wheel = _download(release, Path(downloads))
         with zipfile.ZipFile(wheel) as archive:
-            names = archive.namelist()
-            archive.extractall(folder, [name for name in names if not name.startswith(NOT_UNPACKED)])
-            metadata = next(name for name in names if name.endswith(".dist-info/METADATA"))
-            requirements = HeaderParser().parsestr(archive.read(metadata).decode()).get_all("Requires-Dist") or []
-    pin = next((match[1] for line in requirements if (match := re.match(r"transformers\s*==\s*([\w.]+)", line))), None)
+            archive.extractall(folder, [name for name in archive.namelist() if not name.startswith(NOT_UNPACKED)])
+    pin = pinned(folder, "transformers")
     if pin is None:
         raise InputError(f"{wheel.name} pins no transformers version; this builder knows releases that do")
     _mark(folder, sglang=release, transformers=pin, wheel=wheel.name)

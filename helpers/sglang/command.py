@@ -11,6 +11,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="sglang_command", metavar="COMMAND", required=True)
     made = commands.add_parser("build", help="install real releases, each once, without a GPU", description=_BUILD)
     made.add_argument("releases", nargs="*", metavar="RELEASE", help="numbers, or 'all' known ones; default: 0.5.15 0.5.16 0.5.23")
+    made.add_argument("--load", action="store_true", help="with FlashInfer and the CuTe DSL, which loading needs (the defaults have them)")
     made.set_defaults(run=_build)
     made = commands.add_parser("compare", help="hold the model equal to real releases", description=_COMPARE)
     made.add_argument("--releases", nargs="*", default=[], metavar="RELEASE", help="'all', or numbers; default: 0.5.15 0.5.16 0.5.23")
@@ -30,7 +31,8 @@ def main(args: argparse.Namespace) -> int:
 
 _BUILD = """\
 Install what is missing in $NVFP4_CACHE (default ~/.cache/nvfp4-moe-validation): a base environment with torch once (6.5 GB),
-each release's wheel (30 to 100 MB) and the transformers it pins. A build that was interrupted is started again, never used.
+each release's wheel (30 to 100 MB), the transformers it pins, and for the three defaults its FlashInfer and CuTe DSL (400 to 500 MB).
+A build that was interrupted is started again, never used.
 NVFP4_TORCH replaces the torch line, NVFP4_PYTHON the interpreter. SGLANG_PYTHON=/path/to/python uses an installation you have.
 """
 
@@ -100,7 +102,7 @@ def _build(args: argparse.Namespace) -> int:
 
     if os.environ.get("SGLANG_PYTHON"):
         raise UsageError("SGLANG_PYTHON is set, so the release installed there is asked and nothing is built; unset it to build")
-    build(_releases(args.releases), say=lambda line: print(line, flush=True))
+    build(_releases(args.releases), say=lambda line: print(line, flush=True), load=args.load)
     return 0
 
 

@@ -4,6 +4,8 @@
         base/                  a virtual environment with torch and what SGLang imports, without SGLang
         transformers-5.12.1/   one folder for each pin, shared between the releases that have it
         release-0.5.16/        the release's wheel, unpacked
+        flashinfer-0.6.14/     the kernel packages the release pins, for the question how it loads weights; shared between releases
+        cutlass-dsl-4.6.0/
 
 A folder counts only when it has its marker file, which is written last, before the folder gets its name.
 SGLANG_PYTHON=/path/to/python, or an sglang importable in this Python, is used as it is and nothing is built for it.
@@ -11,9 +13,11 @@ SGLANG_PYTHON=/path/to/python, or an sglang importable in this Python, is used a
 
 import json
 import os
+import re
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from email.parser import HeaderParser
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -39,6 +43,16 @@ class Environment:
     path: tuple[str, ...]
     transformers: str | None
     origin: str
+
+    def with_kernels(self) -> "Environment":
+        """The same with FlashInfer and the CuTe DSL first on its path. UsageError says how to build them; the user's own has its own."""
+        if self.origin != "cache":
+            return self
+        kernels = _kernels(self.release)
+        if not kernels:
+            build = f"python -m helpers sglang build {self.release} --load"
+            raise UsageError(f"sglang {self.release} is built without FlashInfer, which loading needs: {build}")
+        return replace(self, path=kernels + self.path)
 
     def variables(self) -> dict[str, str]:
         """The environment variables of a worker: no hub, no GPU (SGLang imports as on a CPU machine), none of SGLang's own."""
@@ -83,6 +97,42 @@ def release_folder(release: str) -> Path:
 
 def transformers_folder(pin: str) -> Path:
     return home() / f"transformers-{pin}"
+
+
+# A kernel package that a release pins: the folder of a pin is called so, and holds the distribution.
+KERNELS = {"flashinfer": "flashinfer-python", "cutlass-dsl": "nvidia-cutlass-dsl"}
+
+
+def kernel_folder(name: str, pin: str) -> Path:
+    return home() / f"{name}-{pin}"
+
+
+def requirements(folder: Path) -> list[str]:
+    """What the distributions unpacked in a folder require, as their metadata write it."""
+    metadata = (HeaderParser().parsestr(file.read_text()) for file in sorted(folder.glob("*.dist-info/METADATA")))
+    return [requirement for one in metadata for requirement in one.get_all("Requires-Dist") or []]
+
+
+def pinned(folder: Path, distribution: str) -> str | None:
+    """The version that the distributions in `folder` require of another, with == and without a condition; None: they pin none."""
+    name = re.sub("[-_]", "[-_]", distribution)
+    pins = (re.fullmatch(rf"{name}(?:\[[\w,]*\])?\s*==\s*([\w.]+)", line) for line in requirements(folder))
+    return next((pin[1] for pin in pins if pin), None)
+
+
+def kernel_pins(release: str) -> dict[str, str | None]:
+    """The version of each of KERNELS that a built release pins."""
+    return {name: pinned(release_folder(release), distribution) for name, distribution in KERNELS.items()}
+
+
+def _kernels(release: str) -> tuple[str, ...]:
+    """The folders of the kernel packages that a built release pins; empty unless all are there."""
+    folders = [kernel_folder(name, pin) for name, pin in kernel_pins(release).items() if pin is not None]
+    if len(folders) < len(KERNELS) or any(marker(folder) is None for folder in folders):
+        return ()
+    # The CuTe DSL keeps the package `cutlass` one level lower and finds it through a .pth file, which a folder on PYTHONPATH has no use of.
+    lower = [path for folder in folders for path in sorted(folder.glob("nvidia_cutlass_dsl/*_packages"))]
+    return tuple(map(str, folders + lower))
 
 
 def environments() -> dict[str, Environment]:

@@ -27,7 +27,15 @@ if command == "index":
 if said.get("wheel"):
     shutil.copy(said["wheel"], sys.argv[sys.argv.index("--dest") + 1])
 if command == "install" and "--target" in sys.argv and not said.get("code"):
-    (pathlib.Path(sys.argv[sys.argv.index("--target") + 1]) / "transformers").mkdir()
+    target = pathlib.Path(sys.argv[sys.argv.index("--target") + 1])
+    for wanted in sys.argv[sys.argv.index("--target") + 2:]:
+        name, _, pin = wanted.partition("==")
+        folder = target / f"{{name.replace('-', '_')}}-{{pin}}.dist-info"
+        folder.mkdir()
+        requires = "".join(f"Requires-Dist: {{line}}\\n" for line in answers.get("requires", {{}}).get(name, []))
+        (folder / "METADATA").write_text(f"Name: {{name}}\\n{{requires}}")
+    if wanted.startswith("ninja"):
+        (target / "flashinfer" / "data").mkdir(parents=True)
 print(said.get("out", ""))
 print(said.get("err", ""), file=sys.stderr)
 sys.exit(said.get("code", 0))
@@ -55,18 +63,19 @@ class Cache:
     def says(self, **answers):
         self.answers.write_text(json.dumps(answers))
 
-    def build(self, *releases):
-        build(releases, say=self.lines.append)
+    def build(self, *releases, **options):
+        build(releases, say=self.lines.append, **options)
 
-    def has_wheel(self, release, pin="5.12.1"):
+    def has_wheel(self, release, pin="5.12.1", flashinfer="flashinfer_python[cu13]==0.6.14"):
         wheel = self.home.parent / f"sglang-{release}-cp311-cp311-manylinux_2_34_x86_64.whl"
         with zipfile.ZipFile(wheel, "w") as archive:
             archive.writestr("sglang/srt/server_args.py", "")
             archive.writestr("sglang/multimodal_gen/large.py", "")
-            archive.writestr(
-                f"sglang-{release}.dist-info/METADATA", f"Name: sglang\nRequires-Dist: torch\nRequires-Dist: transformers=={pin}\n"
-            )
-        self.says(download={"wheel": str(wheel)})
+            requires = ("torch", f"transformers=={pin}", flashinfer, "nvidia-cutlass-dsl[cu13]==4.6.0")
+            lines = "".join(f"Requires-Dist: {requirement}\n" for requirement in requires)
+            archive.writestr(f"sglang-{release}.dist-info/METADATA", f"Name: sglang\n{lines}")
+        parts = ["nvidia-cutlass-dsl-libs-base==4.6.0", 'nvidia-cutlass-dsl-libs-cu13==4.6.0; extra == "cu13"', "numpy"]
+        self.says(download={"wheel": str(wheel)}, requires={"nvidia-cutlass-dsl": parts})
 
     @property
     def folders(self):
@@ -76,7 +85,7 @@ class Cache:
 def test_a_release_and_its_pin_are_built_once(cache):
     cache.has_wheel("0.5.16")
     cache.build("0.5.16")
-    assert cache.folders == ["base", "release-0.5.16", "transformers-5.12.1"]
+    assert cache.folders == ["base", "cutlass-dsl-4.6.0", "flashinfer-0.6.14", "release-0.5.16", "transformers-5.12.1"]
     assert not (cache.home / "release-0.5.16" / "sglang" / "multimodal_gen").exists()
     assert environment("0.5.16").transformers == "5.12.1"
     cache.says(download={"code": 1}, install={"code": 1})  # asking the index again would fail now
@@ -85,10 +94,38 @@ def test_a_release_and_its_pin_are_built_once(cache):
 
 
 def test_two_releases_share_a_pin(cache):
-    for release in ("0.5.15", "0.5.16"):
+    for release in ("0.5.17", "0.5.18"):
         cache.has_wheel(release)
         cache.build(release)
-    assert cache.folders == ["base", "release-0.5.15", "release-0.5.16", "transformers-5.12.1"]
+    assert cache.folders == ["base", "release-0.5.17", "release-0.5.18", "transformers-5.12.1"]
+
+
+def test_loading_gets_the_kernel_packages_that_the_release_pins(cache):
+    """With the parts that a distribution pins to its own version, without its other requirements, and without kernel sources."""
+    cache.has_wheel("0.5.16")
+    cache.build("0.5.16")
+    path = environment("0.5.16").with_kernels().path
+    assert [Path(folder).name for folder in path] == ["flashinfer-0.6.14", "cutlass-dsl-4.6.0", "transformers-5.12.1", "release-0.5.16"]
+    there = sorted(folder.name for folder in (cache.home / "cutlass-dsl-4.6.0").glob("*.dist-info"))
+    assert there == ["nvidia_cutlass_dsl-4.6.0.dist-info", "nvidia_cutlass_dsl_libs_base-4.6.0.dist-info"]
+    assert (cache.home / "flashinfer-0.6.14" / "flashinfer").is_dir()
+    assert not (cache.home / "flashinfer-0.6.14" / "flashinfer" / "data").exists()
+    assert environment("0.5.16").path == path[2:]
+
+
+def test_other_releases_get_them_when_they_are_asked_for(cache):
+    cache.has_wheel("0.5.17")
+    cache.build("0.5.17")
+    with pytest.raises(UsageError, match=r"built without FlashInfer, which loading needs: python -m helpers sglang build 0\.5\.17 --load"):
+        environment("0.5.17").with_kernels()
+    cache.build("0.5.17", load=True)
+    assert len(environment("0.5.17").with_kernels().path) == 4
+
+
+def test_a_release_that_pins_no_flashinfer_cannot_load(cache):
+    cache.has_wheel("0.5.17", flashinfer="flashinfer_python>=0.6")
+    with pytest.raises(InputError, match=r"sglang 0\.5\.17 pins no flashinfer-python"):
+        cache.build("0.5.17", load=True)
 
 
 def test_a_half_built_release_is_never_used_and_is_built_again(cache):
