@@ -86,12 +86,16 @@ class Answer(Reply):
 
 @dataclass(frozen=True)
 class PreparedReply(Reply):
-    """What is settled before the first layer is built: the classes of the model, of its quantization config and of its MoE layers."""
+    """What is settled before the first layer is built: the classes of the model, of its quantization config and of its MoE layers.
+
+    quant_facts: the quantization config's {"min_capability", "group_size", "block"}, {} without one.
+    """
 
     model_class: str | None = None
     quant_config: str | None = None
     quant_config_name: str | None = None
     moe_class: str | None = None
+    quant_facts: dict = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -140,6 +140,16 @@ def about(config, model_class, quant_config):
         "quant_config": type(quant_config).__name__ if quant_config is not None else None,
         "quant_config_name": quant_config.get_name() if quant_config is not None else None,
         "moe_class": get_moe_impl_class(quant_config).__name__,
+        "quant_facts": _facts_of(quant_config) if quant_config is not None else {},
+    }
+
+
+def _facts_of(quant_config):
+    """What the quantization config demands of the GPU and says of its scales; block: (rows, columns) of a scale, or None."""
+    return {
+        "min_capability": quant_config.get_min_capability(),
+        "group_size": getattr(quant_config, "group_size", None),
+        "block": getattr(quant_config, "weight_block_size", None),
     }
 
 
