@@ -24,7 +24,6 @@ from helpers.stages.admission.model_config import model_config_rules
 from helpers.stages.admission.remedies import finding
 from helpers.stages.admission.resolution import Refused, Resolution
 from helpers.stages.admission.sizes import memory_rules, parallel_rules
-from helpers.stages.admission.sources import source
 from helpers.stages.admission.speculative import draft_runner_rules, speculative_rules
 from helpers.stages.detect import Detection
 from helpers.stages.steps import Step
@@ -77,7 +76,7 @@ def admit(checkpoint: Checkpoint, detection: Detection, deployment: Deployment) 
     try:
         _resolve(r)
     except Refused as refused:
-        error, message, error_source = refused.error, refused.message, source(refused.rule, r.release)
+        error, message, error_source = refused.error, refused.message, f"sglang {r.release} {refused.place}"
         # Without a flag ModelConfig's refusal is about the checkpoint alone: the detect stage has said it.
         if not (refused.rule == "model_config" and detection.error):
             findings = (finding(r, refused),)

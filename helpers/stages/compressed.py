@@ -6,7 +6,9 @@ _add_fused_moe_to_target_scheme_map) and utils.py beside it (should_ignore_layer
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
+from helpers.deployment import Release
 from helpers.stages.names import Unloadable
 
 _HERE = "layers/quantization/compressed_tensors/compressed_tensors.py"
@@ -15,30 +17,31 @@ _CLASS = {"linear": "ColumnParallelLinear", "experts": "FusedMoE"}
 
 
 def algorithm_of(
-    section: Mapping, ignore: Sequence[str], prefix: str, kind: str, packed: Mapping[str, Sequence[str]]
+    section: Mapping, ignore: Sequence[str], prefix: str, kind: str, packed: Mapping[str, Sequence[str]], release: Release
 ) -> tuple[str | None, str | None]:
     """(algorithm, target it was found by) of a linear module or an expert block; (None, pattern) when it is ignored.
 
     Unloadable when no target fits, or when the parts of one module are treated differently.
     """
     targets = {target: group for group in (section.get("config_groups") or {}).values() for target in group.get("targets") or ()}
+    ignored = partial(_ignored_by, ignore, packed=packed, release=release)
     if kind == "experts":
         if "Linear" in targets:
             targets.setdefault("FusedMoE", targets["Linear"])
-        found = [_scheme(targets, ignore, f"{prefix}.0.{part}", kind, packed) for part in ("gate_proj", "up_proj", "down_proj")]
+        found = [_scheme(targets, ignored, f"{prefix}.0.{part}", kind, packed) for part in ("gate_proj", "up_proj", "down_proj")]
         if any(group is not found[0][0] for group, _ in found):
             message = "All MoE projections need to have same quantization scheme but found multiple"
             raise Unloadable("ValueError", message, f"{_HERE}: get_moe_scheme")
         group, matched = found[0]
     else:
-        group, matched = _scheme(targets, ignore, prefix, kind, packed)
+        group, matched = _scheme(targets, ignored, prefix, kind, packed)
     return (None if group is None else _algorithm(group)), matched
 
 
-def _scheme(targets, ignore, name, kind, packed) -> tuple[Mapping | None, str | None]:
-    ignored = _ignored_by(ignore, name, packed)
-    if ignored is not None:
-        return None, ignored
+def _scheme(targets, ignored, name, kind, packed) -> tuple[Mapping | None, str | None]:
+    pattern = ignored(name)
+    if pattern is not None:
+        return None, pattern
     if not targets:
         return None, None
     target = _first(name, targets) or _first(_CLASS[kind], targets, contains=True) or _fused(name, targets, packed)
@@ -49,16 +52,14 @@ def _scheme(targets, ignore, name, kind, packed) -> tuple[Mapping | None, str | 
     return targets[target], target
 
 
-def _ignored_by(ignore: Sequence[str], name: str, packed: Mapping[str, Sequence[str]]) -> str | None:
+def _ignored_by(ignore: Sequence[str], name: str, packed: Mapping[str, Sequence[str]], release: Release) -> str | None:
     last = name.rsplit(".", 1)[-1]
     if last in packed and name not in ignore:
         found = [_first(name.replace(last, part), ignore, contains=True) for part in packed[last]]
         if any(found) and not all(found):
-            raise Unloadable(
-                "ValueError",
-                f"Found a different quantization schemes for {list(packed[last])} in {name}. vLLM requires all to use the same scheme.",
-                f"{_HERE}: should_ignore_layer",
-            )
+            what, who = ("different", "SGLang") if release.at_least("0.5.16") else ("a different", "vLLM")
+            message = f"Found {what} quantization schemes for {list(packed[last])} in {name}. {who} requires all to use the same scheme."
+            raise Unloadable("ValueError", message, f"{_HERE}: should_ignore_layer")
         return found[0]
     return _first(name, ignore, contains=True)
 

@@ -93,7 +93,8 @@ class Detection:
     quantization: the name it ends with, None when the checkpoint is not quantised (or when ModelConfig raises: see error).
     quant_method, quant_algo: as the copy it reads has them, after SGLang's own parsing. copy: the JSON copy the layers'
     QuantizationConfig is built from. nvfp4_moe_meta: group size and excludes of an "FP8 with NVFP4 experts" checkpoint.
-    parsed: the dictionary ModelConfig judges, None without one. error, message: the exception it ends in, "" when none.
+    parsed: the dictionary ModelConfig judges, None without one. error, message, place: the exception it ends in and the
+    ``file: function`` that raises it, "" when none.
     """
 
     release: Release
@@ -105,23 +106,33 @@ class Detection:
     parsed: Mapping | None
     error: str
     message: str
+    place: str
     steps: tuple[Step, ...]
     findings: tuple[Finding, ...]
 
 
 @dataclass(frozen=True)
 class Verified:
-    """What ``_verify_quantization`` ends with: a name (None: not quantised), or an exception's type and text."""
+    """What ``_verify_quantization`` ends with: a name (None: not quantised), or an exception's type, text and ``file: function``."""
 
     quantization: str | None
     error: str = ""
     message: str = ""
+    place: str = ""
+
+
+_VERIFY = "configs/model_config.py: _verify_quantization"
+_PARSE = "configs/model_config.py: _parse_modelopt_quant_config"
 
 
 class _Refusal(Exception):
-    def __init__(self, error: str, message: str):
+    def __init__(self, error: str, message: str, place: str):
         super().__init__(message)
-        self.error, self.message = error, message
+        self.error, self.message, self.place = error, message, place
+
+    @property
+    def verified(self) -> Verified:
+        return Verified(None, self.error, self.message, self.place)
 
 
 def inline_section(checkpoint: Checkpoint) -> object:
@@ -149,15 +160,14 @@ def _after(release: Release, version: str) -> bool:
 def detect(checkpoint: Checkpoint, release: Release) -> Detection:
     """The checkpoint's name on this release, from its two JSON copies alone. Computed once for each (checkpoint, release)."""
     steps: list[Step] = []
-    meta, parsed, error, message = None, None, "", ""
-    copy = NONE
+    meta, parsed, copy = None, None, NONE
     try:
+        meta = _nvfp4_moe_meta(checkpoint, release)
         parsed, copy, mine = _parsed_quant_config(checkpoint, release)
         steps += mine
-        meta = _nvfp4_moe_meta(checkpoint, release)
         verified = _verify(parsed, None, release)
     except _Refusal as refusal:
-        verified = Verified(None, refusal.error, refusal.message)
+        verified = refusal.verified
     error, message = verified.error, verified.message
     quant_method, quant_algo = (parsed or {}).get("quant_method"), (parsed or {}).get("quant_algo")
     built_from, why = _copy_for_layers(checkpoint, release, verified.quantization, copy)
@@ -169,7 +179,7 @@ def detect(checkpoint: Checkpoint, release: Release) -> Detection:
             f"quant_method in {copy}",
             str(quant_method),
             f"{error}: {message}" if error else str(verified.quantization),
-            f"sglang {release} configs/model_config.py: _verify_quantization",
+            f"sglang {release} {verified.place or _VERIFY}",
         )
     )
     steps.append(
@@ -191,6 +201,7 @@ def detect(checkpoint: Checkpoint, release: Release) -> Detection:
         parsed=parsed,
         error=error,
         message=message,
+        place=verified.place,
         steps=tuple(steps),
         findings=(),
     )
@@ -204,11 +215,11 @@ def verify_flag(detection: Detection, flag: str | None, release: Release) -> Ver
     model_config.py: _verify_quantization.
     """
     if detection.error and detection.parsed is None:
-        return Verified(None, detection.error, detection.message)
+        return Verified(None, detection.error, detection.message, detection.place)
     try:
         return _verify(detection.parsed, flag or None, release)
     except _Refusal as refusal:
-        return Verified(None, refusal.error, refusal.message)
+        return refusal.verified
 
 
 def _parsed_quant_config(checkpoint: Checkpoint, release: Release) -> tuple[dict | None, str, list[Step]]:
@@ -216,7 +227,8 @@ def _parsed_quant_config(checkpoint: Checkpoint, release: Release) -> tuple[dict
     source = f"sglang {release} configs/model_config.py: _parse_quant_hf_config"
     inline = inline_section(checkpoint)
     if inline is not None and not isinstance(inline, dict):
-        raise _Refusal("AttributeError", f"'{type(inline).__name__}' object has no attribute 'to_dict'")
+        place = f"utils/hf_transformers/config.py: {'parse' if release.at_least('0.5.12') else 'get_config'}"
+        raise _Refusal("AttributeError", f"'{type(inline).__name__}' object has no attribute 'to_dict'", place)
     if inline is not None:
         steps = [
             Step("does config.json say how it is quantised?", "config.json: quantization_config", _keys(inline), "yes: this copy", source)
@@ -249,14 +261,14 @@ def _modelopt_name(whole: dict, checkpoint: Checkpoint, release: Release) -> tup
         nested = section.get("quantization") if isinstance(section, dict) else None
         section = nested if isinstance(nested, dict) else section if isinstance(section, dict) else {}
     elif "quantization" not in whole:
-        raise _Refusal("KeyError", "'quantization'")
+        raise _Refusal("KeyError", "'quantization'", _PARSE)
     else:
         section = whole["quantization"]
         if not isinstance(section, dict):
-            raise _Refusal("AttributeError", f"'{type(section).__name__}' object has no attribute 'get'")
+            raise _Refusal("AttributeError", f"'{type(section).__name__}' object has no attribute 'get'", _PARSE)
     algorithm = section.get("quant_algo")
     if algorithm is not None and not isinstance(algorithm, str):
-        raise _Refusal("TypeError", f"argument of type '{type(algorithm).__name__}' is not iterable")
+        raise _Refusal("TypeError", f"argument of type '{type(algorithm).__name__}' is not iterable", _PARSE)
 
     def answered(method: str | None, why: str, **more) -> tuple[dict | None, Step]:
         step = Step("what does quant_algo mean?", "quant_algo", str(algorithm), f"{method or 'nothing known'}: {why}", source)
@@ -283,7 +295,7 @@ def _mixed_name(section: dict, checkpoint: Checkpoint, release: Release) -> tupl
     if release.at_least("0.5.15"):
         layers = section.get("quantized_layers") or {}
         if not isinstance(layers, dict):
-            raise _Refusal("AttributeError", f"'{type(layers).__name__}' object has no attribute 'values'")
+            raise _Refusal("AttributeError", f"'{type(layers).__name__}' object has no attribute 'values'", _PARSE)
         if any(isinstance(entry, dict) and str(entry.get("quant_algo", "")).upper() in NVFP4_ALGORITHMS for entry in layers.values()):
             return "modelopt_mixed", "its map has NVFP4 layers"
         return "w4afp8", "its map has no NVFP4 layer, so it is taken for a W4AFP8 checkpoint"
@@ -294,18 +306,10 @@ def _mixed_name(section: dict, checkpoint: Checkpoint, release: Release) -> tupl
 
 
 def _mxfp8_fields(section: dict) -> dict:
-    """What a flat MXFP8 checkpoint's config is rewritten to (from 0.5.18), so that Fp8Config accepts it."""
+    """What a flat MXFP8 checkpoint's config is rewritten to (from 0.5.18), so that Fp8Config accepts it; the fields that route reads."""
     excludes = section.get("exclude_modules", section.get("ignore"))
-    cache = section.get("kv_cache_quant_algo")
-    scheme = section.get("kv_cache_scheme")
-    if cache is None and isinstance(scheme, dict) and scheme.get("type") == "float" and scheme.get("num_bits") == 8:
-        cache = "FP8"
-    fields = {"activation_scheme": "dynamic", "weight_block_size": [1, section.get("group_size", 32)], "scale_fmt": "ue8m0"}
-    return (
-        fields
-        | ({} if excludes is None else {"modules_to_not_convert": excludes})
-        | ({} if cache is None else {"kv_cache_quant_algo": cache})
-    )
+    fields = {"activation_scheme": "dynamic", "weight_block_size": [1, section.get("group_size", 32)]}
+    return fields | ({} if excludes is None else {"modules_to_not_convert": excludes})
 
 
 def _nvfp4_moe_meta(checkpoint: Checkpoint, release: Release) -> dict | None:
@@ -323,7 +327,7 @@ def _nvfp4_moe_meta(checkpoint: Checkpoint, release: Release) -> dict | None:
     try:
         group_size = int(inline["group_size"])
     except (TypeError, ValueError) as error:
-        raise _Refusal(type(error).__name__, str(error)) from None
+        raise _Refusal(type(error).__name__, str(error), "configs/model_config.py: __init__") from None
     return {"group_size": group_size, "exclude_modules": list(inline.get("ignore") or [])}
 
 
@@ -343,7 +347,7 @@ def _verify(parsed: dict | None, flag: str | None, release: Release) -> Verified
     if parsed is not None:
         written = parsed.get("quant_method", name or "")
         if not isinstance(written, str):
-            raise _Refusal("AttributeError", f"'{type(written).__name__}' object has no attribute 'lower'")
+            raise _Refusal("AttributeError", f"'{type(written).__name__}' object has no attribute 'lower'", _VERIFY)
         written = written.lower()
         override = _override(parsed, name, release)
         if override:
@@ -355,10 +359,10 @@ def _verify(parsed: dict | None, flag: str | None, release: Release) -> Verified
                 f"Quantization method specified in the model config ({written}) does not match the quantization "
                 f"method specified in the `quantization` argument ({name})."
             )
-            return Verified(None, "ValueError", message)
+            return Verified(None, "ValueError", message, _VERIFY)
     if name is not None and name not in supported_methods(release):
         message = f"Unknown quantization method: {name}. Must be one of {list(supported_methods(release))}."
-        return Verified(None, "ValueError", message)
+        return Verified(None, "ValueError", message, _VERIFY)
     return Verified(name)
 
 
@@ -369,7 +373,8 @@ def _override(parsed: dict, flag: str | None, release: Release) -> str | None:
     if not (release.at_least("0.5.18") and flag == "nvfp4_online"):
         algorithm = parsed.get("quant_algo", "")
         if not isinstance(algorithm, str):
-            raise _Refusal("AttributeError", f"'{type(algorithm).__name__}' object has no attribute 'upper'")
+            place = "layers/quantization/base_config.py: _modelopt_override_quantization_method"
+            raise _Refusal("AttributeError", f"'{type(algorithm).__name__}' object has no attribute 'upper'", place)
         if flag == "modelopt" and (named := _generic_modelopt(algorithm.upper(), release)):
             return named
         if parsed.get("quant_method") in ("modelopt_fp8", "modelopt_fp4"):
@@ -429,7 +434,7 @@ def _with_findings(detection: Detection, checkpoint: Checkpoint) -> Detection:
                 observed=f"{detection.error}: {detection.message}",
                 expected="a quantisation that this release knows",
                 why="ModelConfig raises while the server checks its arguments",
-                source=f"sglang {release} configs/model_config.py: _verify_quantization",
+                source=f"sglang {release} {detection.place}",
                 remedy="restore quant_algo and quant_method as the exporter writes them, in both copies",
                 releases=(release.version,),
             )

@@ -73,7 +73,7 @@ def _flat(spec: Spec, prefix: str, kind: str, release: Release) -> Choice:
     algorithm = "FP8" if fp8 else "W4A16_NVFP4" if spec.w4a16 else "NVFP4"
     if kind == "attention":
         return Choice(None, "ModelOptFp8KVCacheMethod" if spec.kv_cache else "", None, UNRESOLVED, source)
-    if not spec.serialized and kind != "experts":
+    if not spec.serialized and kind != "experts" and release.at_least("0.5.18"):
         unquantized = "UnquantizedLinearMethod" if _as_linear(kind, release) else UNQUANTIZED[kind]
         return Choice(None, unquantized, None, UNRESOLVED, f"{MODELOPT}: ModelOptFp4Config.get_quant_method")
     if _as_linear(kind, release):
@@ -153,7 +153,9 @@ def _mxfp4(spec: Spec, prefix: str, kind: str, release: Release) -> Choice:
     source = "layers/quantization/mxfp4.py: Mxfp4Config.get_quant_method"
     if kind == "experts":
         return Choice("MXFP4", "Mxfp4MoEMethod" if spec.serialized else "Mxfp4DynamicQuantMoEMethod", None, UNRESOLVED, source)
-    if kind != "linear" and spec.serialized:
+    if kind == "linear":
+        raise Unloadable("AssertionError", "", "layers/linear.py: __init__")  # no method at all for a linear module
+    if spec.serialized:
         raise Unloadable("NotImplementedError", "Mxfp4 attention layer is not implemented", source)
     return Choice(None, UNQUANTIZED[kind], None, UNRESOLVED, source)
 
@@ -163,7 +165,7 @@ def _compressed(spec: Spec, prefix: str, kind: str, release: Release) -> Choice:
     source = "layers/quantization/compressed_tensors/compressed_tensors.py: get_quant_method"
     if kind not in ("linear", "experts"):
         return Choice(None, UNQUANTIZED[kind], None, UNRESOLVED, source)
-    algorithm, matched = compressed.algorithm_of(spec.section, spec.excludes.patterns, prefix, kind, spec.packed)
+    algorithm, matched = compressed.algorithm_of(spec.section, spec.excludes.patterns, prefix, kind, spec.packed, release)
     if algorithm is None:
         return Choice(None, UNQUANTIZED[kind], Match(matched, prefix) if matched else None, UNRESOLVED, source)
     method = "CompressedTensorsLinearMethod" if kind == "linear" else "CompressedTensorsFusedMoEMethod"

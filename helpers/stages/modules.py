@@ -109,18 +109,13 @@ def embedding(prefix: str) -> Module:
 # --- Qwen3 MoE, dense Qwen3, Llama -----------------------------------------------------------------------------------
 
 
-def _qwen3_is_sparse(text: dict, layer: int) -> bool:
-    """models/qwen3_moe.py: Qwen3MoeDecoderLayer: neither listed as dense nor skipped by the step."""
-    step = text.get("decoder_sparse_step", 1)
-    return layer not in text.get("mlp_only_layers", ()) and _experts(text) > 0 and step and (layer + 1) % step == 0
-
-
 def _experts(text: dict) -> int:
     return text.get("num_experts") or text.get("num_local_experts") or text.get("n_routed_experts") or 0
 
 
 def _qwen3_moe(text: dict, layer: int, release: Release, quantization: str) -> tuple[Part, ...]:
-    return (QKV, O_PROJ, *((experts(),) if _qwen3_is_sparse(text, layer) else DENSE))
+    """models/qwen3_moe.py: every layer of an MoE model has experts; mlp_only_layers and decoder_sparse_step are not read."""
+    return (QKV, O_PROJ, *((experts(),) if _experts(text) else DENSE))
 
 
 def _dense_decoder(text: dict, layer: int, release: Release, quantization: str) -> tuple[Part, ...]:
@@ -137,7 +132,7 @@ QWEN3_MOE = Family(
     layers="model.layers.",
     checkpoint_layers=("model.layers.",),
     parts=_qwen3_moe,
-    top=lambda config: (embedding("model.embed_tokens"), *head_unless_tied(config)),
+    top=lambda config: (embedding("model.embed_tokens"), lm_head()),
     packed=lambda text, release: QKV_PACKED | GATE_UP_PACKED,
 )
 
@@ -269,7 +264,7 @@ def _mla(text: dict, indexer: tuple[Part, ...] = ()) -> tuple[Part, ...]:
 
 def _deepseek(text: dict, layer: int, release: Release, quantization: str) -> tuple[Part, ...]:
     indexer = ()
-    if text.get("index_topk") and not (release.at_least("0.5.18") and _reuses_indexer(text, layer)):
+    if text.get("index_topk") and not (release.at_least("0.5.18") and _reuses_indexer(text, layer, release)):
         indexer = (linear("self_attn.indexer.wq_b"), linear("self_attn.indexer.wk", unless="bf16 indexer"))
     attention = _mla(text, indexer)
     if not _deepseek_is_sparse(text, layer):
@@ -277,8 +272,11 @@ def _deepseek(text: dict, layer: int, release: Release, quantization: str) -> tu
     return (*attention, experts(), *(shared("mlp.shared_experts", unless="fused") if text.get("n_shared_experts") else ()))
 
 
-def _reuses_indexer(text: dict, layer: int) -> bool:
+def _reuses_indexer(text: dict, layer: int, release: Release) -> bool:
     """configs/model_config.py: dsa_layer_skips_topk. Such a layer has no indexer of its own from 0.5.18."""
+    kinds = text.get("indexer_types")
+    if kinds is not None and release.at_least("0.5.20"):
+        return layer < len(kinds) and kinds[layer] == "shared"
     pattern = text.get("index_topk_pattern")
     if pattern is not None:
         return layer < len(pattern) and pattern[layer] == "S"
@@ -659,10 +657,11 @@ def layer_count(text: dict) -> int:
 
 
 def modules_of(family: Family, checkpoint: Checkpoint, release: Release, quantization: str) -> Iterator[Module]:
-    """Every module the model class asks a quantisation method for, in the order of its layers."""
-    text = checkpoint.text_config
+    """Every module the model class asks a quantisation method for, in the order in which it is built."""
+    text, top = checkpoint.text_config, family.top(checkpoint.config)
+    yield from (module for module in top if module.kind == "embedding")
     for layer in range(layer_count(text)):
         for part in family.parts(text, layer, release, quantization):
             sources = tuple(f"{stem}{layer}.{source}" for stem in family.checkpoint_layers for source in part.sources)
             yield Module(f"{family.layers}{layer}.{part.name}", part.kind, layer, sources, part.unless)
-    yield from family.top(checkpoint.config)
+    yield from (module for module in top if module.kind != "embedding")

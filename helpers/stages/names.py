@@ -189,29 +189,23 @@ def _compiled(pattern: str) -> re.Pattern:
 class Mapper:
     """A model class's renaming of checkpoint names to its own. models/utils.py: WeightsMapper.
 
-    Each table maps a text to its replacement, None drops the name. Of each table the longest entry that fits is applied once,
-    substrings first, then prefixes, then suffixes.
+    Each table maps a text to its replacement. Of each table the longest entry that fits is applied once, substrings first. Suffixes
+    and dropped names, which SGLang knows as well, are in no class of modules.py.
     """
 
-    substr: Mapping[str, str | None] = field(default_factory=dict)
-    prefix: Mapping[str, str | None] = field(default_factory=dict)
-    suffix: Mapping[str, str | None] = field(default_factory=dict)
+    substr: Mapping[str, str] = field(default_factory=dict)
+    prefix: Mapping[str, str] = field(default_factory=dict)
 
-    def rename(self, name: str) -> str | None:
-        for table, fits in ((self.substr, str.__contains__), (self.prefix, str.startswith), (self.suffix, str.endswith)):
-            for old in sorted(table, key=len, reverse=True):
-                if fits(name, old):
-                    new = table[old]
-                    if new is None:
-                        return None
-                    name = new.join(name.rsplit(old, 1)) if table is self.suffix else name.replace(old, new, 1)
-                    break
+    def rename(self, name: str) -> str:
+        for table, fits in ((self.substr, str.__contains__), (self.prefix, str.startswith)):
+            old = max((old for old in table if fits(name, old)), key=len, default=None)
+            if old is not None:
+                name = name.replace(old, table[old], 1)
         return name
 
     def rename_excludes(self, names: Iterable[str]) -> list[str]:
         """Renamed, and once more without a leading ``language_model.``. modelopt_quant.py: apply_weight_name_mapper."""
-        renamed = [new for name in names if (new := self.rename(name)) is not None]
-        both = (form for new in renamed for form in (new, new.removeprefix("language_model.")))
+        both = (form for new in map(self.rename, names) for form in (new, new.removeprefix("language_model.")))
         return list(dict.fromkeys(both))
 
 
@@ -259,10 +253,11 @@ class LayerAlgorithms:
 
     def algorithm(self, key: str) -> str:
         """The map's algorithm for one of its keys, upper-cased; Unloadable as SGLang fails."""
-        entry = self.layers[key]
-        if "quant_algo" not in entry:
-            raise Unloadable("KeyError", "'quant_algo'", "layers/quantization/modelopt_quant.py: _resolve_quant_algo")
-        return entry["quant_algo"].upper()
+        try:
+            return self.layers[key]["quant_algo"].upper()
+        except (KeyError, TypeError, AttributeError) as error:
+            where = "layers/quantization/modelopt_quant.py: _resolve_quant_algo"
+            raise Unloadable(type(error).__name__, str(error), where) from None
 
     def resolve(self, prefix: str, packed: Mapping[str, Sequence[str]], *, candidates=None) -> Resolution:
         """The algorithm of ``prefix``. candidates: names to try (release dependent), default the prefix alone.

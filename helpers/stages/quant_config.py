@@ -23,7 +23,7 @@ BLOCK_FP8 = ("FP8_PB_WO", "FP8_BLOCK_SCALES")
 class Spec:
     """One QuantizationConfig. cls: SGLang's class. name: its get_name(), which several rules of the server compare.
 
-    kv_cache: KV cache algorithm as the class keeps it, None for none. min_capability: as it returns it (100: Blackwell).
+    kv_cache: is the KV cache given a method of its own? min_capability: as it returns it (100: Blackwell).
     w4a16: a flat W4A16_NVFP4 checkpoint. block: block size of an FP8 checkpoint, None without. experts: the inner config of
     the NVFP4 experts of a hybrid checkpoint.
     """
@@ -35,7 +35,7 @@ class Spec:
     layers: LayerAlgorithms | None = None
     packed: Mapping = field(default_factory=dict)
     group_size: int | None = None
-    kv_cache: str | None = None
+    kv_cache: bool = False
     w4a16: bool = False
     block: tuple[int, ...] | None = None
     serialized: bool = True
@@ -66,7 +66,7 @@ def quant_spec(
     spec = replace(spec, packed=packed, section=section or {})
     meta = detection.nvfp4_moe_meta
     if meta is not None and spec.cls == "Fp8Config":
-        spec = _hybrid(spec, meta, release, quantization)
+        spec = _hybrid(spec, meta, release)
     return _renamed(spec, mapper, release) if mapper is not None else spec
 
 
@@ -106,18 +106,24 @@ def _file_section(whole: dict, release: Release, remap: Mapping[str, str]) -> tu
 
 def _reader_by_producer(whole: dict, quantization: str, architecture: str, release: Release) -> Callable | None:
     """A file that names ModelOpt as its producer is read by its own quant_algo, whatever the other copy says. get_quant_config."""
+    place = "model_loader/weight_utils.py: get_quant_config"
     producer = whole.get("producer", {})
-    if not str(producer.get("name", "") if isinstance(producer, dict) else "").startswith("modelopt"):
+    if not isinstance(producer, dict):
+        raise Unloadable("AttributeError", f"'{type(producer).__name__}' object has no attribute 'get'", place)
+    if not str(producer.get("name", "")).startswith("modelopt"):
         return None
-    section = whole.get("quantization")
-    if not isinstance(section, dict):
-        section = whole
+    if release.at_least("0.5.20"):
+        section = whole["quantization"] if isinstance(whole.get("quantization"), dict) else whole
+    elif "quantization" in whole:
+        section = whole["quantization"]
+    else:
+        raise Unloadable("KeyError", "'quantization'", place)
     algorithm = section.get("quant_algo")
     if algorithm is None:
         if not release.at_least("0.5.20") and "quant_algo" not in section:
-            raise Unloadable("KeyError", "'quant_algo'", "model_loader/weight_utils.py: get_quant_config")
+            raise Unloadable("KeyError", "'quant_algo'", place)
         message = f"Invalid quant_config, quantization method: {quantization},hf architectures: {architecture}. "
-        raise Unloadable("ValueError", message, "model_loader/weight_utils.py: get_quant_config")
+        raise Unloadable("ValueError", message, place)
     if algorithm == "FP8" or quantization == "modelopt_fp8":
         return _read_fp8
     return _read_fp4 if "FP4" in algorithm else None
@@ -140,9 +146,11 @@ def _read_fp8(config: dict | None, release: Release) -> Spec:
     algorithm = config.get("quant_algo")
     source = f"{MODELOPT}: ModelOptFp8Config.from_config"
     if algorithm is not None:
-        cache = _kv_from_scheme(config, four_bit=False)
-        if not isinstance(config.get("kv_cache_scheme"), dict):
-            cache = config.get("kv_cache_quant_algo") if release.at_least("0.5.15") else None
+        scheme = config.get("kv_cache_scheme")
+        if isinstance(scheme, dict):
+            cache = scheme.get("type") == "float" and scheme.get("num_bits") == 8
+        else:
+            cache = release.at_least("0.5.15") and config.get("kv_cache_quant_algo")
         excludes = config.get("ignore")
     else:
         section = config.get("quantization")
@@ -171,19 +179,7 @@ def _read_fp8(config: dict | None, release: Release) -> Spec:
             "Check the quantization config for your model's configuration.",
             source,
         )
-    return Spec("ModelOptFp8Config", "modelopt_fp8", _excludes(excludes, release), 89, kv_cache=cache)
-
-
-def _kv_from_scheme(config: dict, *, four_bit: bool) -> str | None:
-    """The KV cache algorithm of a ``kv_cache_scheme`` object; "auto" for one SGLang does not know, where 4 bits are known."""
-    scheme = config.get("kv_cache_scheme")
-    if not isinstance(scheme, dict):
-        return None
-    if scheme.get("type") == "float" and scheme.get("num_bits") == 8:
-        return "FP8"
-    if not four_bit:
-        return None
-    return "NVFP4" if scheme.get("type") == "float" and scheme.get("num_bits") == 4 else "auto"
+    return Spec("ModelOptFp8Config", "modelopt_fp8", _excludes(excludes, release), 89, kv_cache=bool(cache))
 
 
 _FP4_ACCEPTED = (
@@ -201,7 +197,6 @@ def _read_fp4(config: dict | None, release: Release) -> Spec:
         return Spec("ModelOptFp4Config", "modelopt_fp4", Excludes(()), capability, group_size=16, serialized=False)
     algorithm = config.get("quant_algo")
     if algorithm is not None:
-        cache = _fp4_flat_kv(config, release)
         group_size = config.get("group_size")
         if group_size is None:
             group_size = _group_size_of_first_group(config)
@@ -214,7 +209,6 @@ def _read_fp4(config: dict | None, release: Release) -> Spec:
         section = config.get("quantization")
         try:
             algorithm = section["quant_algo"]
-            cache = section.get("kv_cache_quant_algo") or "auto"
             group_size = _common_group_size(config)
         except (KeyError, TypeError, ValueError):
             raise Unloadable(
@@ -241,20 +235,10 @@ def _read_fp4(config: dict | None, release: Release) -> Spec:
         _excludes(excludes, release),
         capability,
         group_size=group_size,
-        kv_cache=cache,
+        kv_cache=True,  # whatever the checkpoint says: where it says nothing, the class writes "auto"
         w4a16=algorithm == "W4A16_NVFP4",
         serialized="NVFP4" in algorithm,
     )
-
-
-def _fp4_flat_kv(config: dict, release: Release) -> str:
-    scheme = config.get("kv_cache_scheme")
-    if isinstance(scheme, dict):
-        return "FP8" if _kv_from_scheme(config, four_bit=True) == "FP8" else "auto"
-    if isinstance(scheme, str):
-        known = {"FP8": "FP8", "FLOAT8": "FP8", "FP4": "NVFP4", "FLOAT4": "NVFP4", "NVFP4": "NVFP4"}
-        return known.get(scheme.strip().upper(), "auto")
-    return (config.get("kv_cache_quant_algo") if release.at_least("0.5.15") else None) or "auto"
 
 
 def _group_size_of_first_group(config: dict) -> int | None:
@@ -286,9 +270,7 @@ def _read_mixed(config: dict | None, release: Release) -> Spec:
     config = config or {}
     algorithm = config.get("quant_algo")
     if algorithm is not None:
-        cache = _kv_from_scheme(config, four_bit=True)
-        if not isinstance(config.get("kv_cache_scheme"), dict) and release.at_least("0.5.15"):
-            cache = config.get("kv_cache_quant_algo")
+        cache = isinstance(config.get("kv_cache_scheme"), dict) or (release.at_least("0.5.15") and config.get("kv_cache_quant_algo"))
         excludes = config.get("ignore")
         if release.at_least("0.5.17"):
             excludes = config.get("ignore", config.get("exclude_modules"))
@@ -307,12 +289,11 @@ def _read_mixed(config: dict | None, release: Release) -> Spec:
         raise Unloadable("ValueError", "ModelOptMixedPrecisionConfig only supports MIXED_PRECISION checkpoints.", source)
     if not layers:
         raise Unloadable("ValueError", "MIXED_PRECISION quantization requires a non-empty quantized_layers map.", source)
-    names = [_algorithm_name(entry, source) for entry in layers.values()]
     counted = NVFP4_ALGORITHMS if release.at_least("0.5.15") else ("NVFP4",)
-    group_size = next((entry.get("group_size", 16) for entry, name in zip(layers.values(), names, strict=True) if name in counted), 16)
+    group_size = next((entry.get("group_size", 16) for entry in layers.values() if _algorithm_name(entry, source) in counted), 16)
     block = (128, 128)
     if release.at_least("0.5.21"):
-        sizes = {int(entry.get("group_size", 128)) for entry, name in zip(layers.values(), names, strict=True) if name in BLOCK_FP8}
+        sizes = {int(entry.get("group_size", 128)) for entry in layers.values() if _algorithm_name(entry, source) in BLOCK_FP8}
         if len(sizes) > 1:
             message = f"MIXED_PRECISION currently requires all block-FP8 layers to use one group_size, got {sorted(sizes)}."
             raise Unloadable("ValueError", message, source)
@@ -325,7 +306,7 @@ def _read_mixed(config: dict | None, release: Release) -> Spec:
         80 if release.at_least("0.5.13") else 100,
         layers=LayerAlgorithms(layers),
         group_size=group_size,
-        kv_cache=cache,
+        kv_cache=bool(cache),
         block=block,
     )
 
@@ -375,23 +356,15 @@ def _read_native_fp8(config: dict | None, release: Release) -> Spec:
         _excludes(names, release),
         100 if mx else 80,
         block=(1, 32) if mx else None if block is None else tuple(block),
-        kv_cache="any",
         serialized="fp8" in config["quant_method"],
     )
 
 
-def _hybrid(spec: Spec, meta: Mapping, release: Release, quantization: str) -> Spec:
-    """modelopt_quant.py: HybridFp8NvFp4Config (from 0.5.14): FP8 as declared, FusedMoE as NVFP4."""
-    drafts = ["model.decoder.*", "stages.*"] if release.at_least("0.5.17") else ["model.decoder.*"]
-    experts = Spec(
-        "ModelOptFp4Config",
-        "modelopt_fp4",
-        _excludes([*meta["exclude_modules"], *drafts], release),
-        80,
-        packed=spec.packed,
-        group_size=meta["group_size"],
-    )
-    return replace(spec, cls="HybridFp8NvFp4Config", experts=experts, group_size=meta["group_size"])
+def _hybrid(spec: Spec, meta: Mapping, release: Release) -> Spec:
+    """modelopt_quant.py: HybridFp8NvFp4Config (from 0.5.14): FP8 as declared, FusedMoE as NVFP4. It leaves draft models out too."""
+    size, excludes = meta["group_size"], _excludes(meta["exclude_modules"], release)
+    experts = Spec("ModelOptFp4Config", "modelopt_fp4", excludes, 80, packed=spec.packed, group_size=size)
+    return replace(spec, cls="HybridFp8NvFp4Config", experts=experts, group_size=size)
 
 
 def _read_w4afp8(config: dict | None, release: Release) -> Spec:
@@ -420,11 +393,11 @@ def _renamed(spec: Spec, mapper: Mapper, release: Release) -> Spec:
     if spec.cls == "W4AFp8Config" or not spec.cls:
         return spec
     if spec.cls == "Fp8Config":
-        names = dict.fromkeys(new for name in spec.excludes.patterns if (new := mapper.rename(name)) is not None)
+        names = dict.fromkeys(map(mapper.rename, spec.excludes.patterns))
         return replace(spec, excludes=_excludes(list(names), release))
     spec = replace(spec, excludes=_excludes(mapper.rename_excludes(spec.excludes.patterns), release))
     if spec.layers is not None:
-        renamed = {new: entry for name, entry in spec.layers.layers.items() if (new := mapper.rename(name)) is not None}
+        renamed = {mapper.rename(name): entry for name, entry in spec.layers.layers.items()}
         spec = replace(spec, layers=LayerAlgorithms(renamed))
     if spec.experts is not None:
         spec = replace(spec, experts=_renamed(spec.experts, mapper, release))

@@ -134,11 +134,10 @@ def test_which_names_are_tried(prefix, key, found_in):
 
 
 def test_the_mapper_applies_the_longest_entry_of_each_table_once():
-    mapper = Mapper(substr={".a.": ".b."}, prefix={"model.": "m.", "model.x.": "y."}, suffix={".w": ".v", ".gone": None})
-    assert mapper.rename("model.x.a.a.w") == "y.b.a.v"
-    assert mapper.rename("model.z.w") == "m.z.v"
-    assert mapper.rename("model.z.gone") is None
-    assert mapper.rename_excludes(["language_model.lm_head", "z.gone"]) == ["language_model.lm_head", "lm_head"]
+    mapper = Mapper(substr={".a.": ".b."}, prefix={"model.": "m.", "model.x.": "y."})
+    assert mapper.rename("model.x.a.a.w") == "y.b.a.w"
+    assert mapper.rename("model.z.w") == "m.z.w"
+    assert mapper.rename_excludes(["language_model.lm_head"]) == ["language_model.lm_head", "lm_head"]
 
 
 @pytest.mark.parametrize("patterns", [3, True, [1], "lm_head", {"lm_head": 1}])

@@ -7,7 +7,7 @@ from helpers.stages.admission.resolution import Resolution
 from helpers.stages.detect import verify_flag
 
 # What transformers accepts in layer_types: (pin, its tuple, in its own order, because the order is part of an error text).
-# configuration_utils.py: ALLOWED_LAYER_TYPES. From 5.19.0 old names are translated first.
+# configuration_utils.py: ALLOWED_LAYER_TYPES, from 5.19.0 ALLOWED_ATTN_LAYER_TYPES.
 _PLAIN = ("linear_attention", "conv", "mamba", "attention", "sparse", "dense", "hybrid", "moe")
 _COMPRESSED = ("compressed_sparse_attention", "heavily_compressed_attention")
 _ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
@@ -15,6 +15,25 @@ LAYER_TYPES = {
     "5.6.0": (*_ATTENTION, *_PLAIN),
     "5.8.1": (*_ATTENTION, *_COMPRESSED, *_PLAIN),
     "5.12.1": (*_ATTENTION, *_COMPRESSED, "minimax_m3_sparse", *_PLAIN, "deepseek_sparse_attention"),
+    "5.19.0": (
+        *_ATTENTION,
+        "window_attention",
+        "indexed_attention",
+        *_COMPRESSED,
+        "minimax_m3_sparse",
+        "conv",
+        "moe",
+        "hybrid",
+        "hybrid_sliding",
+        "linear_attention",
+    ),
+}
+# Old names that 5.19.0 translates before it checks. configuration_utils.py: remap_legacy_layer_types.
+_OLD_LAYER_TYPES = {
+    "mamba": "linear_attention",
+    "attention": "full_attention",
+    "deepseek_sparse_attention": "indexed_attention",
+    "qwen_sparse_attention": "indexed_attention",
 }
 
 
@@ -25,7 +44,7 @@ def model_config_rules(r: Resolution) -> None:
     verified = verify_flag(r.facts.detection, r.quantization, r.release)
     question, read = "does the flag agree with the checkpoint?", "--quantization, quant_method"
     if verified.error:
-        r.refuse("model_config", verified.error, verified.message, question, read, r.quantization)
+        r.refuse("model_config", verified.error, verified.message, question, read, r.quantization, verified.place)
     r.model_quantization = verified.quantization
     # The arguments keep the flag, whatever ModelConfig made of it: that is what the allowlists read.
     r.note("model_config", question, read, r.quantization, f"the layers will be {verified.quantization}")
@@ -63,7 +82,11 @@ def _layer_types(r: Resolution) -> None:
     """Kinds of layers are checked by transformers itself, so it is its version that counts."""
     allowed = LAYER_TYPES.get(r.release.transformers)
     layers = r.facts.checkpoint.config.get("layer_types")
-    if allowed is None or not isinstance(layers, list) or all(kind in allowed for kind in layers):
+    if allowed is None or not isinstance(layers, list):
+        return
+    if r.release.transformers == "5.19.0":
+        layers = [_OLD_LAYER_TYPES.get(kind, kind) for kind in layers]
+    if all(kind in allowed for kind in layers):
         return
     message = (
         "Class validation error for validator 'validate_layer_type':\n    ValueError: The `layer_types` entries must be in "

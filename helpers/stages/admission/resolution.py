@@ -5,7 +5,7 @@ from typing import NoReturn
 
 from helpers.deployment import Deployment
 from helpers.stages.admission.facts import Facts
-from helpers.stages.admission.sources import source
+from helpers.stages.admission.sources import source, where
 from helpers.stages.steps import Step
 
 _TRUE, _FALSE = ("true", "1", "yes", "y"), ("false", "0", "no", "n")
@@ -14,12 +14,13 @@ _TRUE, _FALSE = ("true", "1", "yes", "y"), ("false", "0", "no", "n")
 class Refused(Exception):
     """SGLang raises and the server exits.
 
-    error: the exception's type. message: its exact text. rule: which refusal it is. read, value: what was looked at.
+    error: the exception's type. message: its exact text. rule: which refusal it is. read, value: what was looked at. place: the
+    ``file: function`` that raises.
     """
 
-    def __init__(self, error: str, message: str, rule: str, read: str, value: object):
+    def __init__(self, error: str, message: str, rule: str, read: str, value: object, place: str):
         super().__init__(message)
-        self.error, self.message, self.rule, self.read, self.value = error, message, rule, read, value
+        self.error, self.message, self.rule, self.read, self.value, self.place = error, message, rule, read, value, place
 
 
 def _draft_tokens(flags: Deployment) -> int:
@@ -99,10 +100,13 @@ class Resolution:
         self.exported[variable] = value
         self._trail.append((rule, question, read, seen, f"{variable}={value}"))
 
-    def refuse(self, rule: str, error: str, message: str, question: str, read: str, value: object) -> NoReturn:
-        """End here, as SGLang does. ``rule`` names the one refusal ("kernel.ep"): remedies.py says what to do about each."""
+    def refuse(self, rule: str, error: str, message: str, question: str, read: str, value: object, place: str = "") -> NoReturn:
+        """End here, as SGLang does. ``rule`` names the one refusal ("kernel.ep"): remedies.py says what to do about each.
+
+        place: the ``file: function`` that raises, where it is not the rule's.
+        """
         self._trail.append((rule, question, read, value, f"{error}: {message}"))
-        raise Refused(error, message, rule, read, value)
+        raise Refused(error, message, rule, read, value, place or where(rule, self.release))
 
     def check(self, rule: str, holds: bool, message: str, question: str, read: str, value: object) -> None:
         """An ``assert`` of SGLang's."""
