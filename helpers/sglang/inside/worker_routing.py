@@ -21,28 +21,36 @@ def import_models():
     import sglang.srt.models.registry  # noqa: F401
 
 
-class _OnMeta(TorchFunctionMode):
-    """Every tensor that a constructor makes is on the meta device, wherever it was asked for; a value read from one is a dummy."""
+class OnMeta(TorchFunctionMode):
+    """Every tensor that a constructor makes is on the meta device, wherever it was asked for; a value read from one is a dummy.
+
+    device: "cpu" for as long as a part of the model is made with memory.
+    """
 
     MAKERS = frozenset(("empty", "zeros", "ones", "full", "arange", "tensor", "randn", "rand", "linspace", "eye", "empty_strided"))
     READERS = types.MappingProxyType({"item": 0, "equal": True, "allclose": True, "__bool__": False})
+
+    def __init__(self):
+        super().__init__()
+        self.device = "meta"
 
     def __torch_function__(self, func, classes, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
         if name == "cuda":
             return args[0]
-        if name in self.READERS:
-            return self.READERS[name]
-        if name in ("tolist", "numpy"):
-            return []
+        if any(isinstance(argument, torch.Tensor) and argument.is_meta for argument in args):
+            if name in self.READERS:
+                return self.READERS[name]
+            if name in ("tolist", "numpy"):
+                return []
         if name == "to" and isinstance(args[0], torch.Tensor):
             kwargs.pop("device", None)
             args = tuple(argument for argument in args if not isinstance(argument, torch.device | str))
             if len(args) == 1 and not kwargs:
                 return args[0]
         if name in self.MAKERS or kwargs.get("device") is not None:
-            kwargs["device"] = "meta"
+            kwargs["device"] = self.device
         return func(*args, **kwargs)
 
 
@@ -207,14 +215,9 @@ def build(config, model_class, quant_config):
             return method
 
         quant_config.get_quant_method = noting
-    torch.cuda.Stream = torch.cuda.Event = _Silent
-    torch.cuda.current_stream = lambda *args, **kwargs: _Silent()
-    torch.cuda.synchronize = lambda *args, **kwargs: None
-    torch.set_default_dtype(torch.bfloat16)
     model, failure = None, None
     try:
-        with torch.device("meta"), _OnMeta():
-            model = model_class(config=config.hf_config, quant_config=quant_config)
+        model = construct(config, model_class, quant_config, OnMeta())
     except Exception as error:  # noqa: BLE001  the release's exception is the answer
         failure = worker_arguments.refusal_of(error)
     experts = [
@@ -223,8 +226,8 @@ def build(config, model_class, quant_config):
             "layer": type(layer).__name__,
             "method": type(layer.quant_method).__name__,
             "deprecate_flag": getattr(layer, "deprecate_flag", None),
-            "runner": _runner_of(layer),
-            **_share_of(layer),
+            "runner": runner_of(layer),
+            **share_of(layer),
         }
         for name, layer in (model.named_modules() if model is not None else ())
         if isinstance(layer, FusedMoE)
@@ -233,7 +236,17 @@ def build(config, model_class, quant_config):
     return {"modules": modules, "experts": experts, "failure": failure}
 
 
-def _share_of(layer):
+def construct(config, model_class, quant_config, mode):
+    """The release's model, with the tensors where `mode` (an OnMeta) puts them. Raises what the constructors raise."""
+    torch.cuda.Stream = torch.cuda.Event = _Silent
+    torch.cuda.current_stream = lambda *args, **kwargs: _Silent()
+    torch.cuda.synchronize = lambda *args, **kwargs: None
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device("meta"), mode:
+        return model_class(config=config.hf_config, quant_config=quant_config)
+
+
+def share_of(layer):
     """What this rank holds of the MoE layer. experts: the model's numbers of the routed (and fused shared) experts on it."""
     names = ("num_local_experts", "intermediate_size_per_partition", "moe_ep_size", "moe_ep_rank", "moe_tp_size", "moe_tp_rank")
     local = layer._map_global_expert_id_to_local_expert_id
@@ -244,7 +257,7 @@ def _class_name(method):
     return type(method).__name__ if method is not None else None
 
 
-def _runner_of(layer):
+def runner_of(layer):
     runner = getattr(layer, "runner", None) or getattr(layer.quant_method, "runner", None)
     backend = getattr(runner, "runner_backend", None)
     return getattr(backend, "value", None)
