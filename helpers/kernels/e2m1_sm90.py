@@ -74,5 +74,9 @@ def install() -> None:
         llvm.inline_asm = partial(_translated, llvm.inline_asm)
 
 
-def _translated(inline_asm: Callable, result, operands, asm_string: str, *args, **kwargs):
-    return inline_asm(result, operands, translate(asm_string), *args, **kwargs)
+def _translated(inline_asm: Callable, *args, **kwargs):
+    """The text is the third argument, or the keyword asm_string."""
+    if "asm_string" in kwargs:
+        return inline_asm(*args, **kwargs | {"asm_string": translate(kwargs["asm_string"])})
+    result, operands, assembly, *rest = args
+    return inline_asm(result, operands, translate(assembly), *rest, **kwargs)
