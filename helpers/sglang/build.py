@@ -212,7 +212,9 @@ def _make_kernels(folder: Path, name: str, pin: str):
     """The distribution and the parts of it that it pins to its own version, without what else they require."""
     wanted = [f"{KERNELS[name]}=={pin}", *BESIDE[name]]
     while wanted:
-        _pip(_base_python(), "install", "--no-deps", "--no-compile", "--target", str(folder), *wanted, what=wanted[0])
+        with tempfile.TemporaryDirectory(dir=home(), suffix=".building") as part:  # pip would not add to a folder that is there
+            _pip(_base_python(), "install", "--no-deps", "--no-compile", "--target", part, *wanted, what=wanted[0])
+            shutil.copytree(part, folder, dirs_exist_ok=True)
         there = {_distribution(path.name) for path in folder.glob("*.dist-info")}
         parts = {line.split("==")[0].strip() for line in requirements(folder) if line.startswith(KERNELS[name]) and ";" not in line}
         wanted = [f"{part}=={pin}" for part in sorted(parts) if part not in there and pinned(folder, part) == pin]

@@ -162,7 +162,7 @@ def argv_of(folder: str | os.PathLike, deployment: Deployment) -> list[str]:
     return argv + [flag for name, flag in SWITCHES.items() if getattr(deployment, name)]
 
 
-def _build_request(question: str, folder: str | os.PathLike, deployment: Deployment, rank: int) -> dict:
+def build_request(question: str, folder: str | os.PathLike, deployment: Deployment, rank: int) -> dict:
     if not 0 <= rank < deployment.tp:
         raise UsageError(f"rank {rank} is not one of the {deployment.tp} ranks of --tp-size; they count from 0")
     return {
@@ -269,13 +269,13 @@ class Worker:
         self, folder: str | os.PathLike, deployment: Deployment, modules: Sequence[tuple[str, str]], rank: int = 0
     ) -> RoutingAnswer:
         """The method of each (runtime prefix, kind); kind is "experts", "linear", "attention", "lm_head" or "embedding"."""
-        request = _build_request("routing", folder, deployment, rank) | {"modules": [list(module) for module in modules]}
+        request = build_request("routing", folder, deployment, rank) | {"modules": [list(module) for module in modules]}
         answer = self._answer_about_layers(request)
         return RoutingAnswer(release=self.release, note=self.note, **answer | {"methods": tuple(answer.get("methods", ()))})
 
     def model(self, folder: str | os.PathLike, deployment: Deployment, rank: int = 0) -> ModelAnswer:
         """Builds the release's own model class without memory, as rank `rank` of the deployment's tp."""
-        answer = self._answer_about_layers(_build_request("model", folder, deployment, rank))
+        answer = self._answer_about_layers(build_request("model", folder, deployment, rank))
         modules = tuple(map(tuple, answer.pop("modules", ())))
         return ModelAnswer(release=self.release, note=self.note, modules=modules, **answer | {"experts": tuple(answer.get("experts", ()))})
 

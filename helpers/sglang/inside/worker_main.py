@@ -74,7 +74,7 @@ class Server:
         self.arguments = worker_arguments
         self.files = worker_arguments.ConfigFiles()
         self.environment = dict(os.environ)
-        self.models_imported = False
+        self.models_imported = self.kernels_imported = False
 
     def lacks(self):
         """question -> what this release lacks for it; a question that it can be asked is not in it."""
@@ -110,7 +110,7 @@ class Server:
             self.files.look(request["argv"])
             if request["question"] == "arguments":
                 answer = self.ask_arguments(request)
-            elif request["question"] in ("routing", "model"):
+            elif request["question"] in ("routing", "model", "load"):
                 answer = self.in_a_child(request)
             else:
                 raise ValueError(f"unknown question {request['question']!r}")
@@ -130,6 +130,10 @@ class Server:
     def ask_routing(self, request):
         import worker_routing
 
+        if request["question"] == "load":
+            import worker_load
+
+            return worker_load.answer(self.machine, request)
         prepared = worker_routing.prepare(self.machine, request["argv"], request["rank"])
         if request["question"] == "routing":
             return worker_routing.about(*prepared) | {"methods": worker_routing.methods(prepared[2], request["modules"])}
@@ -142,6 +146,12 @@ class Server:
             with self.machine.absent():
                 worker_routing.import_models()
             self.models_imported = True
+        if request["question"] == "load" and not self.kernels_imported:
+            import worker_load
+
+            with self.machine.absent():
+                worker_load.import_kernels()
+            self.kernels_imported = True
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
