@@ -49,6 +49,14 @@ class Layout:
     source: str
 
     @property
+    def cuts_padded(self) -> bool:
+        """Whether tensor-parallel ranks are cut after padding: rank r starts at r times the padded size, and the last hold less.
+
+        Source: sglang 0.5.23 model_loader/weight_utils.py: narrow_padded_param_and_loaded_weight.
+        """
+        return self.name == "flashinfer_trtllm"
+
+    @property
     def words(self) -> str:
         """The layout in a line, for a table."""
         tiles = {"128x4": "tiles of 128x4", "mma": "the same tiles as a 6-D view", "marlin": "[K/16, N], permuted over 64 rows"}[self.tiles]
@@ -102,13 +110,16 @@ LAYOUTS = {
 }
 
 
-def layout_of(runner: str, a2a: str, tensors: Tensors) -> Layout:
-    """The layout of a server's runner. An unresolved ``auto`` is Marlin's where the words are, else it is nobody's."""
+def layout_of(tensors: Tensors, facts: Mapping[str, object]) -> Layout:
+    """The layout of a processed block. facts: the switches of the method that processed it, by which it chose one."""
     if tensors["w13_weight"].dtype == torch.int32:
         return LAYOUTS["marlin"]
-    if runner == "flashinfer_cutedsl" and a2a == "deepep":
+    if "w13_blockscale_mma" in tensors:
+        return LAYOUTS["flashinfer_cutedsl"]
+    if facts.get("enable_flashinfer_cutedsl_moe"):
         return LAYOUTS["flashinfer_cutedsl with deepep"]
-    return LAYOUTS.get(runner.removesuffix("_routed"), LAYOUTS["no runner of its own"])
+    named = (name for name in ("flashinfer_trtllm", "flashinfer_cutlass") if facts.get(f"enable_{name}_moe"))
+    return LAYOUTS[next(named, "no runner of its own")]
 
 
 @dataclass(frozen=True)
@@ -147,3 +158,51 @@ def _matrix(tensors: Tensors, layout: Layout, weight: str, product: int, expert:
         swizzled = swizzled.reshape(padded(rows, blocks, 128))
     scales = unswizzle_128x4(swizzled, rows, blocks).view(torch.float8_e4m3fn)
     return (unshuffle_rows(codes), unshuffle_rows(scales)) if layout.shuffled else (codes, scales)
+
+
+# The numbers beside the weights -----------------------------------------------------------------------------------------
+
+Scales = tuple[torch.Tensor, torch.Tensor]
+
+
+def input_scales(layout: Layout, first: torch.Tensor, second: torch.Tensor, local: slice) -> Scales | None:
+    """What the runner makes of the checkpoint's input scales, [] or [local experts] each; None where activations stay bfloat16.
+
+    first, second: float32 [E] of all experts of the layer, of gate and up the larger one. local: the rank's experts.
+    """
+    if not layout.inputs:
+        return None
+    if layout.name in ("flashinfer_cutlass", "flashinfer_trtllm"):
+        return first.max(), second.max()
+    if layout.name == "flashinfer_cutedsl":
+        return first.max(), second[local].max()
+    if layout.name == "flashinfer_cutedsl with deepep":
+        return first.max().expand(second[local].shape), second[local]
+    return first[local], second[local]
+
+
+def factor(layout: Layout, projection: str, gated: bool, g: torch.Tensor, scales: Scales | None) -> torch.Tensor:
+    """The factor that stands for global scale ``g`` [E] of a projection, in the runner's own order of float32 operations."""
+    if scales is None:
+        return g * MARLIN_GLOBAL
+    first, second = scales
+    scale = second if projection == "down" else first
+    if layout.name == "flashinfer_cutedsl":
+        return g / (1 / scale)
+    if layout.name == "flashinfer_trtllm" and projection == "up" and gated:
+        return (1 / second) * (first * g)
+    return scale * g
+
+
+def global_scale(layout: Layout, projection: str, gated: bool, found: torch.Tensor, scales: Scales | None) -> torch.Tensor:
+    """The inverse of ``factor`` up to rounding: the global scale float32 [E] that a factor amounts to."""
+    one = torch.ones(found.shape, dtype=torch.float64)
+    wide = None if scales is None else tuple(scale.double() for scale in scales)
+    return (found.double() / factor(layout, projection, gated, one, wide)).float()
+
+
+def factor_name(layout: Layout, projection: str, gated: bool) -> str:
+    """The tensor that holds a projection's factor. Without a gate there is one for the first product."""
+    if projection == "down":
+        return layout.factors[2]
+    return layout.factors[1] if projection == "up" and gated else layout.factors[0]
