@@ -149,8 +149,8 @@ def _run(case: dict) -> dict:
     found = {"first_call_s": time.perf_counter() - began, "hit": routing.hit, **checks.errors(output, expected)}
     found |= _again(call, x, routing, output)
     found |= _agreement(case, runner, experts, output, expected)
-    if case["time"] and torch.cuda.is_available():
-        found |= _speed(runner, call, experts, x, case, routing.hit)
+    if case["time"]:
+        found |= _speed(call, experts, x, case, routing.hit)
     return found
 
 
@@ -174,11 +174,11 @@ def _compared(others, expected):
     return [(kernel, (output, expected, reference)) for kernel, (output, reference) in others.items()]
 
 
-def _speed(runner, call, experts, x, case, hit) -> dict:
+def _speed(call, experts, x, case, hit) -> dict:
     block = experts.block
-    count = measure.turns(block, hit, torch.cuda.get_device_properties(0).L2_cache_size) if runner.graphs else 1
+    count = measure.turns(block, hit, torch.cuda.get_device_properties(0).L2_cache_size)
     routings = [inputs.routing(case["routing"], case["tokens"], block, device(), seed) for seed in range(1, count + 1)]
-    us = measure.moe_microseconds(call, x, routings, runner.graphs)
+    us = measure.moe_microseconds(call, x, routings)
     nbytes, flops = measure.traffic(block, case["tokens"], sum(r.hit for r in routings) / count)
     return {"us": us, "bytes": nbytes, "flops": float(flops), "tb_s": nbytes / us / 1e6, "tflop_s": flops / us / 1e6, "turns": count}
 

@@ -106,7 +106,7 @@ def moe_cases(
     for routing in routings:
         for count in tokens if routing == routings[0] else [t for t in tokens if t in OTHER_TOKENS]:
             able = [name for name in kernels if count <= RUNNERS[name].tokens]
-            found += [case("run", name, count, routing, timed and routing == routings[0]) for name in able]
+            found += [case("run", name, count, routing, timed and RUNNERS[name].graphs and routing == routings[0]) for name in able]
     for question, most in (("experts", 512), ("faults", 8)):
         for name in kernels:
             fitting = [count for count in tokens if count <= min(most, RUNNERS[name].tokens)]
@@ -124,6 +124,19 @@ def quantise_cases(hidden: int, kernels: Sequence[str], timed: bool, rows: Seque
         if name in QUANTISE
         for count in rows
     ]
+
+
+def everything(major: int, blocks: Sequence[Block], tokens: Sequence[int]) -> list[dict]:
+    """What a record holds: all kernels of this GPU, on synthetic experts of each geometry, under every routing; and the ceilings."""
+    from helpers.kernels.runners import here
+
+    kernels = here(major)
+    found = [{"question": "ceilings"}]
+    for hidden in sorted({block.hidden for block in blocks}):
+        found += quantise_cases(hidden, kernels, True)
+    for block in blocks:
+        found += moe_cases(block, kernels, tokens, ROUTINGS, True)
+    return found
 
 
 def stored_source(checkpoint: Checkpoint, layer: int | None, tokens: Sequence[int], tp: int = 1) -> tuple[Block, dict]:

@@ -2,6 +2,7 @@
 
 Facts: flashinfer 0.7.4 quantization/kernels/nvfp4_quantize.py, cute_dsl/rmsnorm_fp4quant.py and add_rmsnorm_fp4quant.py. A GPU before
 SM100 has no instruction that rounds to E2M1; there ``helpers.kernels.e2m1_sm90`` must be installed before one of them is compiled.
+The two RMSNorm kernels say that they divide by their global scale; they multiply, as all the others do.
 """
 
 from collections.abc import Callable
@@ -103,7 +104,8 @@ def _run_silu(inputs, multiplier):
 def _run_per_token(inputs, multiplier):
     from flashinfer.quantization.kernels.nvfp4_quantize import nvfp4_quantize_per_token_cute_dsl
 
-    codes, scales, _ = nvfp4_quantize_per_token_cute_dsl(inputs[0], 1 / 2688, sf_layout=LAYOUTS["128x4"])
+    x = inputs[0]
+    codes, scales, _ = nvfp4_quantize_per_token_cute_dsl(x, _scale(x, 1 / 2688), sf_layout=LAYOUTS["128x4"])
     return _bytes(codes, scales)
 
 
@@ -111,14 +113,14 @@ def _run_rmsnorm(inputs, multiplier):
     from flashinfer.cute_dsl.rmsnorm_fp4quant import rmsnorm_fp4quant
 
     x, weight = inputs
-    return _bytes(*rmsnorm_fp4quant(x, weight, global_scale=_scale(x, 1 / multiplier), eps=EPSILON))
+    return _bytes(*rmsnorm_fp4quant(x, weight, global_scale=_scale(x, multiplier), eps=EPSILON))
 
 
 def _run_add_rmsnorm(inputs, multiplier):
     from flashinfer.cute_dsl.add_rmsnorm_fp4quant import add_rmsnorm_fp4quant
 
     x, residual, weight = inputs
-    codes, scales, *_ = add_rmsnorm_fp4quant(x, residual.clone(), weight, global_scale=_scale(x, 1 / multiplier), eps=EPSILON)
+    codes, scales, *_ = add_rmsnorm_fp4quant(x, residual.clone(), weight, global_scale=_scale(x, multiplier), eps=EPSILON)
     return _bytes(codes, scales)
 
 

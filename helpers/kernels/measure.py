@@ -28,18 +28,15 @@ def microseconds(call: Callable, arguments: tuple = ()) -> float:
     return 1e3 * median(times)
 
 
-def moe_microseconds(call: Callable, x: torch.Tensor, routings: Sequence[Routing], graphs: bool) -> float:
+def moe_microseconds(call: Callable, x: torch.Tensor, routings: Sequence[Routing]) -> float:
     """Median time of one call, over routings that take turns."""
-    from flashinfer.testing import bench_gpu_time_with_cuda_event, bench_gpu_time_with_cudagraph
+    from flashinfer.testing import bench_gpu_time_with_cudagraph
 
     def turn():
         for routing in routings:
             call(x, routing.ids, routing.weights)
 
-    if graphs:
-        times = bench_gpu_time_with_cudagraph(turn, dry_run_iters=1, repeat_iters=7, num_iters_within_graph=2, cold_l2_cache=False)
-    else:
-        times = bench_gpu_time_with_cuda_event(turn, dry_run_iters=1, repeat_iters=3, cold_l2_cache=True)
+    times = bench_gpu_time_with_cudagraph(turn, dry_run_iters=1, repeat_iters=7, num_iters_within_graph=2, cold_l2_cache=False)
     return 1e3 * median(times) / len(routings)
 
 
@@ -60,13 +57,20 @@ def traffic(block: Block, tokens: int, hit: float) -> tuple[float, float]:
 
 
 def ceilings() -> dict[str, float]:
-    """copy_tb_s: read and written, of 2 GiB. bf16_tflop_s: of a product of 8192 x 8192 random matrices."""
+    """copy_tb_s: read and written, of 2 GiB. bf16_tflop_s: of a product of 8192 x 8192 random matrices. Long enough to need no graph,
+    and after half a second of work, because an idle GPU's clocks are low.
+    """
+    from flashinfer.testing import bench_gpu_time_with_cuda_event
+
+    def us(call):
+        return 1e3 * median(bench_gpu_time_with_cuda_event(call, dry_run_time_ms=500, repeat_iters=20, cold_l2_cache=False))
+
     source = torch.randint(0, 256, (1 << 31,), dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    copy = microseconds(lambda: target.copy_(source))
+    copy = us(lambda: target.copy_(source))
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    product = microseconds(lambda: torch.mm(a, b))
-    return {"copy_tb_s": round(2 * (1 << 31) / copy / 1e6, 3), "bf16_tflop_s": round(2 * 8192**3 / product / 1e6, 1)}
+    product = us(lambda: torch.mm(a, b))
+    return {"copy_tb_s": 2 * (1 << 31) / copy / 1e6, "bf16_tflop_s": 2 * 8192**3 / product / 1e6}
 
 
 def clocks() -> dict[str, str]:

@@ -50,9 +50,10 @@ def _plain(kernel: str, precision: Precision) -> Runner:
 
 
 def _b12x_roundings(tokens: int) -> Roundings:
-    # moe_w4a16_kernel.py: both products pass through bfloat16 in shared memory; the router's weight is bfloat16 and multiplied in
-    # bfloat16; up to 4 tokens, partial sums are added by bfloat16 atomics (_TC_DECODE_MAX_M), above in float32 (topk_sum).
-    return Roundings(preactivation=True, contribution=3, sums=tokens <= 4)
+    # moe_w4a16_kernel.py: both products pass through bfloat16, and so does silu before it is multiplied (_run_activation); the
+    # router's weight is bfloat16 and multiplied in bfloat16 (_drain_output_smem); up to 4 tokens, partial sums are added by bfloat16
+    # atomics (_TC_DECODE_MAX_M), above in float32.
+    return Roundings(preactivation=True, activated=True, contribution=3, sums=tokens <= 4)
 
 
 def _multiples(hidden: int, intermediate: int) -> Callable[[Block], str]:

@@ -3,13 +3,11 @@
 Read from installed metadata and from `nvidia-smi`, never by importing the packages: asking must stay cheap and must not fail.
 """
 
-import hashlib
 import html
 import importlib.metadata
 import os
 import platform
 import subprocess
-from pathlib import Path
 
 PACKAGES = (
     "nvfp4-moe-validation",
@@ -61,12 +59,6 @@ def gpus() -> list[dict[str, str]]:
     except (OSError, subprocess.SubprocessError):
         return []
     return [dict(zip(fields, (value.strip() for value in line.split(",")), strict=False)) for line in answer.stdout.splitlines()]
-
-
-def git_blob(path: Path) -> str:
-    """The id git gives this file's content, so that a result can be matched with a commit even from an unclean tree."""
-    content = path.read_bytes()
-    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 def environment_strip() -> None:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+from helpers.paths import git_blob
 from helpers.suite.checks import STATES, Check
 from helpers.suite.execute import End
-from helpers.suite.fingerprint import git_blob
 from helpers.suite.notebooks import Notebook, declared_checks
 
 SCHEMA = Path(__file__).with_name("result.schema.json")

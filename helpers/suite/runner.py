@@ -15,10 +15,10 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from helpers.errors import InputError, UsageError
-from helpers.paths import RUNS
+from helpers.paths import RUNS, git_blob
 from helpers.suite import junit, preload, record, report
 from helpers.suite.execute import End, execute, kill
-from helpers.suite.fingerprint import fingerprint, git_blob
+from helpers.suite.fingerprint import fingerprint
 from helpers.suite.kernel import FORKS
 from helpers.suite.notebooks import Notebook, ordered, select
 from helpers.suite.parameters import ask, assign, default_values
