@@ -165,6 +165,15 @@ def stored_source(checkpoint: Checkpoint, layer: int | None, tokens: Sequence[in
     return block, {"checkpoint": str(checkpoint.path), "layer": layer, "experts": list(hit), "tp": tp}
 
 
+def own_cases(checkpoint: Checkpoint, kernels: Sequence[str], tokens: Sequence[int], timed: bool, tp: int = 1) -> tuple[list[dict], str]:
+    """(cases of a checkpoint's own experts, "") or ([], why there are none)."""
+    try:
+        block, source = stored_source(checkpoint, None, tokens, tp)
+    except (InputError, UsageError) as error:
+        return [], str(error)
+    return moe_cases(block, kernels, tokens, ("random", "concentrated"), timed, source), ""
+
+
 # Results -------------------------------------------------------------------------------------------------------------
 
 

@@ -17,19 +17,28 @@ from pathlib import Path
 
 from helpers.errors import InputError, UsageError
 from helpers.kernels.execute import Gpu
-from helpers.paths import DATA, NOTEBOOKS, ROOT, git_blob
+from helpers.paths import DATA, ROOT, git_blob
 
 FOLDER = DATA / "recorded"
 MOST_BYTES = 300_000
 PACKAGES = ("torch", "triton", "flashinfer-python", "nvidia-cutlass-dsl", "nvidia-cutlass-dsl-libs-cu13")
-_KERNELS = "cases checks e2m1_sm90 flashinfer_moe flashinfer_quantise inputs measure parallel runners torch_moe".split()
-_NVFP4 = "codec compare elements gpu layouts moe recipes".split()
 # What a result depends on; not what plans, shows or stores it.
-SOURCES = (
-    NOTEBOOKS / "06_run.ipynb",
-    *(ROOT / "helpers" / "kernels" / f"{name}.py" for name in _KERNELS),
-    *(ROOT / "helpers" / "nvfp4" / f"{name}.py" for name in _NVFP4),
-)
+SOURCES = {
+    "notebooks": ("06_run.ipynb",),
+    "helpers/kernels": (
+        "cases.py",
+        "checks.py",
+        "e2m1_sm90.py",
+        "flashinfer_moe.py",
+        "flashinfer_quantise.py",
+        "inputs.py",
+        "measure.py",
+        "parallel.py",
+        "runners.py",
+        "torch_moe.py",
+    ),
+    "helpers/nvfp4": ("codec.py", "compare.py", "elements.py", "gpu.py", "layouts.py", "moe.py", "recipes.py"),
+}
 
 
 def versions() -> dict[str, str]:
@@ -45,7 +54,8 @@ def versions() -> dict[str, str]:
 
 def blobs() -> dict[str, str]:
     """Path from the repository's root -> the id git gives the file as it is now."""
-    return {path.relative_to(ROOT).as_posix(): git_blob(path) for path in SOURCES if path.is_file()}
+    paths = [f"{folder}/{name}" for folder, names in SOURCES.items() for name in names]
+    return {path: git_blob(ROOT / path) for path in paths}
 
 
 def changed(record: dict) -> tuple[str, ...]:

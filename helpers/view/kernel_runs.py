@@ -1,0 +1,162 @@
+"""Tables and figures of kernel runs, live or recorded: how right, how fast, how near to what the GPU can do."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from helpers.view.figures import STYLE, WIDTH
+from helpers.view.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION
+
+Result = Mapping[str, object]
+LOOKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PURPLE, "D"), (VERMILION, "v"))
+
+
+def _asked(results: Iterable[Result], question: str) -> list[Result]:
+    return [result for result in results if result["question"] == question]
+
+
+def timed(results: Iterable[Result]) -> list[Result]:
+    """Runs of MoE kernels that have a time, and are right: a wrong kernel has no speed."""
+    return [result for result in _asked(results, "run") if "us" in result and result["right"]]
+
+
+def ceilings(results: Iterable[Result]) -> Result | None:
+    return next((result for result in _asked(results, "ceilings") if result["state"] == "done"), None)
+
+
+def right_rows(results: Sequence[Result]) -> list[dict]:
+    """One row a geometry and kernel: how many inputs, how many right, the worst of each number."""
+    groups: dict[tuple, list[Result]] = {}
+    for result in _asked(results, "run"):
+        groups.setdefault((result["block"], result["kernel"]), []).append(result)
+    return [_right_row(block, kernel, found, results) for (block, kernel), found in groups.items()]
+
+
+def _right_row(block, kernel, found, results) -> dict:
+    done = [result for result in found if result["state"] == "done"]
+    others = [(name, agreed) for result in done for name, agreed in result["against"].items()]
+    experts = next((r for r in _asked(results, "experts") if (r["block"], r["kernel"]) == (block, kernel)), {})
+    return {
+        "experts of": block,
+        "kernel": kernel,
+        "inputs": len(found),
+        "right": sum(result["right"] for result in found),
+        "worst cosine": f"{min((r['cosine'] for r in done), default=float('nan')):.6f}",
+        "worst relative L2": f"{max((r['relative_l2'] for r in done), default=float('nan')):.1e}",
+        "same bits again": f"{sum(r['bitwise'] for r in done)} of {len(done)}",
+        "experts right alone": f"{experts['accepted_experts']} of {experts['experts']}" if "experts" in experts else "",
+        "agrees with": ", ".join(
+            f"{name} {sum(a['accepted'] for n, a in others if n == name)}x" for name in dict.fromkeys(n for n, _ in others)
+        ),
+    }
+
+
+def wrong_rows(results: Iterable[Result]) -> list[dict]:
+    """Everything that is not right: what it was, and what was seen."""
+    names = ("question", "block", "kernel", "hidden", "tokens", "routing", "state", "reason", "cosine", "within", "ratio", "caught")
+    return [{name: result[name] for name in names if name in result} for result in results if not result["right"]]
+
+
+def fault_rows(results: Iterable[Result]) -> list[dict]:
+    return [
+        {"experts of": r["block"], "kernel": r["kernel"], **{fault: "caught" if c else "MISSED" for fault, c in r["caught"].items()}}
+        for r in _asked(results, "faults")
+        if r["state"] == "done"
+    ]
+
+
+def quantise_rows(results: Iterable[Result]) -> list[dict]:
+    return [
+        {
+            "kernel": r["kernel"],
+            "rows x columns": f"{r['tokens']} x {r['hidden']}",
+            "code bytes off": f"{r['codes_off']} of {r['codes']}",
+            "scales off": f"{r['scales_off']} of {r['scales']}",
+            "us": f"{r['us']:.1f}" if "us" in r else "",
+            "TB/s": f"{r['tb_s']:.2f}" if "us" in r else "",
+        }
+        for r in _asked(results, "quantise")
+        if r["state"] == "done"
+    ]
+
+
+def speed_rows(results: Sequence[Result]) -> list[dict]:
+    """One row a geometry, kernel and number of tokens; shares are of the ceilings of the same run."""
+    top = ceilings(results)
+    return [
+        {
+            "experts of": r["block"],
+            "kernel": r["kernel"],
+            "tokens": r["tokens"],
+            "experts hit": r["hit"],
+            "us": f"{r['us']:.1f}",
+            "least possible us": f"{floor(r, top):.1f}" if top else "",
+            "TB/s": f"{r['tb_s']:.2f}",
+            "TFLOP/s": f"{r['tflop_s']:.1f}",
+            "share of the ceiling": f"{floor(r, top) / r['us']:.0%}" if top else "",
+        }
+        for r in timed(results)
+    ]
+
+
+def floor(result: Result, top: Result) -> float:
+    """Microseconds below which no kernel can do this: its bytes at the copy's rate, or its operations at the matrix product's."""
+    return max(result["bytes"] / top["copy_tb_s"], result["flops"] / top["bf16_tflop_s"]) / 1e6
+
+
+def parallel_rows(results: Iterable[Result]) -> list[dict]:
+    names = {"ep": "expert parallel", "tp": "tensor parallel"}
+    return [
+        {
+            "experts of": r["block"],
+            "kernel": r["kernel"],
+            "how": f"{names[r['mode']]}, {r['ranks']} GPUs",
+            "tokens": r["tokens"],
+            "right": "yes" if r["right"] else "NO",
+            "cosine": f"{r['cosine']:.6f}",
+            "us on one GPU": f"{r['us_one']:.0f}" if "us_one" in r else "",
+            "us shared": f"{r['us']:.0f}" if "us" in r else "",
+            "of that the kernel": f"{r['us_local']:.0f}" if "us_local" in r else "",
+        }
+        for r in results
+    ]
+
+
+def roofline(results: Sequence[Result]) -> Figure:
+    """One panel a geometry: operations a byte across, rate up, the two ceilings as lines; a number beside a point is its tokens."""
+    found, top = timed(results), ceilings(results)
+    panels = list(dict.fromkeys(result["block"] for result in found))
+    looks = dict(zip(dict.fromkeys(result["kernel"] for result in found), LOOKS, strict=False))
+    with rc_context(STYLE):
+        fig = Figure(figsize=(WIDTH, 3.6), layout="constrained")
+        grid = fig.subplots(1, max(len(panels), 1), sharey=True, squeeze=False)[0]
+        for axes, block in zip(grid, panels, strict=False):
+            own = [result for result in found if result["block"] == block]
+            _roof(axes, own, top)
+            for kernel, (colour, marker) in looks.items():
+                _points(axes, [result for result in own if result["kernel"] == kernel], kernel, colour, marker)
+            axes.set_title(block, fontsize=9, loc="left", fontweight="bold")
+            axes.set_xlabel("FLOP a byte that must move")
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+            axes.spines[["top", "right"]].set_visible(False)
+        grid[0].set_ylabel("TFLOP/s")
+        handles, labels = grid[0].get_legend_handles_labels()
+        fig.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False)
+    return fig
+
+
+def _roof(axes, own: Sequence[Result], top: Result) -> None:
+    intensity = [result["flops"] / result["bytes"] for result in own]
+    ends = (min(intensity) / 2, max(intensity) * 2)
+    knee = top["bf16_tflop_s"] / top["copy_tb_s"]
+    across = sorted({ends[0], min(max(knee, ends[0]), ends[1]), ends[1]})
+    axes.plot(across, [min(x * top["copy_tb_s"], top["bf16_tflop_s"]) for x in across], color=BLACK, linewidth=1.4, label="ceiling")
+
+
+def _points(axes, own: Sequence[Result], kernel: str, colour: str, marker: str) -> None:
+    across, up = [r["flops"] / r["bytes"] for r in own], [r["tflop_s"] for r in own]
+    axes.plot(across, up, color=colour, marker=marker, linewidth=0.8, markersize=5, label=kernel)
+    for result, x, y in zip(own, across, up, strict=True):
+        axes.annotate(str(result["tokens"]), (x, y), textcoords="offset points", xytext=(0, -11), ha="center", fontsize=6.5, color=GREY)
