@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "nvfp4": BASE | {"checkpoint"},
     "kernels": BASE | {"checkpoint", "nvfp4"},
     "stages": BASE | {"checkpoint", "deployment"},
-    "sglang": BASE | {"checkpoint", "deployment", "stages"},
+    "sglang": BASE | {"checkpoint", "nvfp4", "deployment", "stages"},
     "view": BASE | {"checkpoint", "deployment", "stages", "sglang", "nvfp4", "kernels", "suite"},
     "suite": BASE | {"checkpoint", "deployment", "stages", "sglang", "nvfp4", "kernels", "view"},
     "__main__": {"suite"},

@@ -339,7 +339,7 @@ def test_a_missing_input_scale_is_named():
     }
 
 
-def test_the_layout_is_the_one_that_the_method_chose(gated):
+def test_the_layout_is_the_one_that_the_method_chose():
     plain, words, view = ({"w13_weight": torch.zeros(1, dtype=dtype)} for dtype in (torch.uint8, torch.int32, torch.uint8))
     view["w13_blockscale_mma"] = torch.zeros(1)
     on = {name: {f"enable_{name}_moe": True} for name in ("flashinfer_cutedsl", "flashinfer_trtllm", "flashinfer_cutlass")}
