@@ -1,11 +1,12 @@
 """How a real release loads one block of experts: the question *load* and its answer."""
 
 import os
-from collections.abc import Sequence
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from helpers.checkpoint import Checkpoint
+from helpers.checkpoint.tensor_table import bits_of
 from helpers.deployment import Deployment
 from helpers.errors import InputError, UsageError
 from helpers.sglang.client import PreparedReply, Worker, build_request
@@ -65,15 +66,75 @@ class LoadWorker(Worker):
         super().__init__(given.with_kernels(), question_seconds)
 
     def load(
-        self, folder: str | os.PathLike, deployment: Deployment, layer: int, rank: int = 0, into: str | os.PathLike | None = None
+        self,
+        checkpoint: Checkpoint,
+        deployment: Deployment,
+        layer: int,
+        rank: int = 0,
+        into: str | os.PathLike | None = None,
+        whole: bool | None = None,
     ) -> LoadAnswer:
-        """Loads the experts of `layer` as rank `rank`, and writes their values into the folder `into`."""
-        request = build_request("load", folder, deployment, rank) | {
-            "folder": str(folder),
+        """Loads the experts of `layer` as rank `rank`, and writes their values into the folder `into`.
+
+        whole: all other tensors of the checkpoint are handed to the model too, as shapes; default: up to MOST_NAMES of them.
+        UsageError for a checkpoint without tensors or a layer without experts, InputError where memory is too small for the layer.
+        """
+        _can_be_loaded(checkpoint, layer)
+        request = build_request("load", checkpoint.path, deployment, rank) | {
+            "folder": str(checkpoint.path),
             "layer": layer,
             "into": str(into) if into else None,
-            "whole": True,
+            "whole": len(checkpoint.tensors) <= MOST_NAMES if whole is None else whole,
         }
         answer = self._answer_about_layers(request)
+        if answer.get("error") == "FlashInferFails":
+            raise InputError(f"the FlashInfer of sglang {self.release} does not import on this machine: {answer['message']}")
         listed = {name: tuple(answer.get(name, ())) for name in ("log", "replaced")}
         return LoadAnswer(release=self.release, note=self.note, layer=layer, **answer | listed)
+
+
+# A model's load_weights() looks every name up among its experts' names: 50 s for the 400,000 tensors of 60 layers with 512 experts.
+MOST_NAMES = 20_000
+COPIES = 4  # of the layer's bytes that are alive at once: read, loaded, coverage, processed
+
+
+def layer_bytes(checkpoint: Checkpoint, layer: int) -> int:
+    """The bytes of the layer's tensors in the checkpoint's files."""
+    here = re.compile(rf"(^|\.)layers\.{layer}\.")
+    return sum(bits_of(dtype, shape) // 8 for name, dtype, shape in checkpoint.tensors.rows() if here.search(name))
+
+
+def _can_be_loaded(checkpoint: Checkpoint, layer: int):
+    if checkpoint.tensors is None:
+        raise UsageError(f"{checkpoint.name} has configurations only: loading needs its tensors (*.safetensors)")
+    if not checkpoint.tensors.complete:
+        reason = next((finding.observed for finding in checkpoint.reading if finding.stage == "load"), "a file is missing or cut short")
+        raise InputError(f"{checkpoint.name} cannot be loaded: {reason}")
+    geometry = checkpoint.geometry
+    if geometry is None or layer not in geometry.moe_layers:
+        there = _ranges(geometry.moe_layers) if geometry else "none that config.json says the dimensions of"
+        raise UsageError(f"{checkpoint.name} has no experts in layer {layer}; layers with experts: {there}")
+    needed, free = COPIES * layer_bytes(checkpoint, layer), available_memory()
+    if needed > free:
+        sizes = f"{needed / 2**30:.1f} GiB to be loaded and this machine has {free / 2**30:.1f} GiB free"
+        raise InputError(f"layer {layer} of {checkpoint.name} needs {sizes}")
+
+
+def _ranges(numbers: tuple[int, ...]) -> str:
+    """0-3, 5 of (0, 1, 2, 3, 5)."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)
+
+
+def available_memory() -> int:
+    """Bytes that a new process can take: /proc/meminfo MemAvailable, or all pages where there is none."""
+    try:
+        text = Path("/proc/meminfo").read_text()
+    except OSError:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)[1]) << 10

@@ -98,7 +98,7 @@ def refusal_of(error):
         return {"error": "ArgumentRefused", "message": str(error), "file": "server_args.py", "function": "prepare_server_args"}
     frames = traceback.extract_tb(error.__traceback__)
     inside = [frame for frame in frames if frame.filename.startswith(ROOT)]
-    ours = frames[-1].filename.startswith(OURS) and frames[-1].name != "__torch_function__"  # that one only passes calls on
+    ours = frames[-1].filename.startswith(OURS) and frames[-1].name not in ("__torch_function__", "refuse_as_kernel")  # these pass on
     if not inside or ours:
         return {"error": "WorkerFault", "message": "".join(traceback.format_exception(error))}
     frame = inside[-1]

@@ -6,6 +6,8 @@ last step is replaced (worker_load_steps.py) and named.
 """
 
 import collections
+import concurrent.futures
+import contextlib
 import glob
 import inspect
 import json
@@ -48,6 +50,7 @@ class Watch(worker_routing.OnMeta):
         self.loading = False
         self.parameters = {}
         self.names = {}
+        self.last = ()
         self.kept = []  # a storage's address may be given to another once it is freed
         self.shard = None
         self.written = collections.defaultdict(list)
@@ -59,7 +62,7 @@ class Watch(worker_routing.OnMeta):
         self.kept.append(tensor)
 
     def source(self, name, tensor):
-        self.names[_storage(tensor)] = (name,)
+        self.names[_storage(tensor)] = self.last = (name,)
         self.kept.append(tensor)
 
     def __torch_function__(self, func, classes, args=(), kwargs=None):
@@ -69,11 +72,13 @@ class Watch(worker_routing.OnMeta):
         return result
 
     def _follow(self, name, args, result):
-        if name in ("copy_", "__setitem__", "__set__"):
+        if name in ("copy_", "__setitem__", "__set__", "fill_", "zero_"):
             value = args[-1]
             target = self.parameters.get(_storage(args[0]))
-            if target is not None and isinstance(value, torch.Tensor):
-                self._write(target, args[0] if name != "__setitem__" else _item(*args[:2]), self.names.get(_storage(value), ()))
+            if target is not None:
+                # A number has lost its name: it was read from the tensor that was handed out last.
+                sources = self.names.get(_storage(value), ()) if isinstance(value, torch.Tensor) else self.last
+                self._write(target, args[0] if name != "__setitem__" else _item(*args[:2]), sources)
             return
         if not isinstance(result, torch.Tensor) or _storage(result) in self.names or _storage(result) in self.parameters:
             return
@@ -146,29 +151,33 @@ def _load(machine, request, told):
     told["step"] = "build"
     mode = Watch()
     model, name = _build(*prepared, mode, request["layer"])
-    block = model.get_submodule(name)
-    told |= {
-        "name": name,
-        "layer_class": type(block).__name__,
-        "method": type(block.quant_method).__name__,
-        "runner": worker_routing.runner_of(block),
-        "share": worker_routing.share_of(block),
-        "before": _forms(block),
-    }
+    block = model.get_submodule(name) if name else None
+    if block is not None:
+        told |= {
+            "name": name,
+            "layer_class": type(block).__name__,
+            "method": type(block.quant_method).__name__,
+            "runner": worker_routing.runner_of(block),
+            "share": worker_routing.share_of(block),
+            "before": _forms(block),
+        }
     told["step"] = "load"
     for parameter_name, parameter in (*model.named_parameters(), *model.named_buffers()):
         mode.parameter(parameter_name, parameter)  # a buffer may be loaded too
     read = []
     try:
-        with mode:
+        with mode, _one_thread():
             mode.loading = True
             model.load_weights(_tensors(request, mode, read))
     finally:
         mode.loading = False
         told["tensors"] = {tensor: _distinct(mode.written.get(tensor, ())) for tensor in read}
         told["unwritten"] = mode.unwritten()
+    if block is None:
+        raise LayerAbsent(f"{type(model).__name__} builds no block of experts in layer {request['layer']}")
     if request["into"]:
-        _write(block, os.path.join(request["into"], "loaded.safetensors"))
+        told["loaded"] = os.path.join(request["into"], "loaded.safetensors")
+        _write(block, told["loaded"])
     told["step"] = "process"
     with mode, worker_load_steps.replaced():
         block.quant_method.process_weights_after_loading(block)
@@ -180,7 +189,7 @@ def _load(machine, request, told):
 
 
 def _build(config, model_class, quant_config, mode, layer):
-    """(model, name of the block): the model on the meta device, the experts of `layer` in memory."""
+    """(model, name of the block or None): the model on the meta device, the experts of `layer` in memory."""
     from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
 
     constructor, loaders = FusedMoE.__init__, {}
@@ -207,10 +216,26 @@ def _build(config, model_class, quant_config, mode, layer):
     mode.device = "meta"
     model = worker_routing.construct(config, model_class, quant_config, mode)
     mode.device = "cpu"
-    name = next((name for name, module in model.named_modules() if blocks and module is blocks[0]), None)
-    if name is None:
-        raise LayerAbsent(f"layer {layer} has no block of experts")
-    return model, name
+    return model, next((name for name, module in model.named_modules() if blocks and module is blocks[0]), None)
+
+
+@contextlib.contextmanager
+def _one_thread():
+    """Loaders hand tensors to threads, which a torch function mode does not see: they are written here and now instead."""
+
+    def submit(self, function, *args, **kwargs):
+        future = concurrent.futures.Future()
+        try:
+            future.set_result(function(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001  as the thread would hand it on
+            future.set_exception(error)
+        return future
+
+    kept, concurrent.futures.ThreadPoolExecutor.submit = concurrent.futures.ThreadPoolExecutor.submit, submit
+    try:
+        yield
+    finally:
+        concurrent.futures.ThreadPoolExecutor.submit = kept
 
 
 def _noting(loader, mode):
@@ -229,12 +254,17 @@ def _noting(loader, mode):
 
 
 def _tensors(request, mode, read):
-    """(name, tensor) of the checkpoint, in the order of its files: those of the layer with their values, all others as shapes."""
-    number = re.compile(rf"(^|\.)layers\.{request['layer']}\.")
+    """(name, tensor) of the checkpoint: those of the layer with their values, all others as shapes.
+
+    Without `whole` the layer's experts alone, as if the checkpoint had nothing else.
+    """
+    here = re.compile(rf"(^|\.)layers\.{request['layer']}\.")
+    experts = re.compile(here.pattern + r".*\bexperts\b")
+    wanted = here if request["whole"] else experts
     for file in _files(request["folder"]):
         with safe_open(file, framework="pt") as shard:
-            for name in shard.keys():
-                if number.search(name):
+            for name in sorted(shard.keys()):
+                if wanted.search(name):
                     tensor = shard.get_tensor(name)
                 elif request["whole"]:
                     one = shard.get_slice(name)

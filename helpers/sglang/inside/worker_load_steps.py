@@ -13,6 +13,11 @@ import torch
 used = []  # names of the replaced steps that ran
 
 
+def refuse_as_kernel(message):
+    """The refusal that the kernel itself has in this place, in its words."""
+    raise RuntimeError(message)
+
+
 def _step(replacement):
     def step(*args, **kwargs):
         if replacement.__name__ not in used:
@@ -43,6 +48,9 @@ def gptq_marlin_repack(b_q_weight, perm, size_k, size_n, num_bits):
     """
     if num_bits != 4 or perm.numel():
         raise NotImplementedError(f"a Marlin repack of {num_bits} bits with a permutation of {perm.numel()} columns has no replacement")
+    for name, size, tile in (("size_k", size_k, 16), ("size_n", size_n, 64)):
+        if size % tile:
+            refuse_as_kernel(f"{name} = {size} is not divisible by tile_{name[-1]}_size = {tile}")
     packed = b_q_weight.T.contiguous().view(torch.uint8)
     codes = torch.stack((packed & 15, packed >> 4), -1).view(size_n // 64, 4, 2, 8, size_k // 16, 2, 4, 2)
     words = codes.permute(4, 0, 3, 6, 1, 7, 2, 5).reshape(-1, 4, 2)

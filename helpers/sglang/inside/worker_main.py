@@ -149,8 +149,11 @@ class Server:
         if request["question"] == "load" and not self.kernels_imported:
             import worker_load
 
-            with self.machine.absent():
-                worker_load.import_kernels()
+            try:
+                with self.machine.absent():
+                    worker_load.import_kernels()
+            except Exception as error:  # noqa: BLE001  whatever it is, this machine cannot be asked
+                return {"accepted": False, "error": "FlashInferFails", "message": f"{type(error).__name__}: {error}"}
             self.kernels_imported = True
         read, write = os.pipe()
         child = os.fork()

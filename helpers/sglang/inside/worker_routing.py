@@ -153,12 +153,17 @@ def about(config, model_class, quant_config):
 
 
 def _facts_of(quant_config):
-    """What the quantization config demands of the GPU and says of its scales; block: (rows, columns) of a scale, or None."""
-    return {
-        "min_capability": quant_config.get_min_capability(),
-        "group_size": getattr(quant_config, "group_size", None),
-        "block": getattr(quant_config, "weight_block_size", None),
-    }
+    """What the quantization config demands of the GPU and says of its scales; block: (rows, columns) of a scale, or None.
+
+    A config of several kinds of layers keeps one config for each kind, and these say it.
+    """
+    kinds = ("nvfp4_config", "fp8_block_config")
+    configs = [quant_config, *(getattr(quant_config, kind) for kind in kinds if hasattr(quant_config, kind))]
+
+    def first(name):
+        return next((value for config in configs if (value := getattr(config, name, None)) is not None), None)
+
+    return {"min_capability": quant_config.get_min_capability(), "group_size": first("group_size"), "block": first("weight_block_size")}
 
 
 def _layer_classes():
