@@ -5,8 +5,8 @@ architecture, data parallelism, the runner's allowlist, the all-to-all, token bu
 first refusal is SGLang's first refusal, with its exact text.
 
 Not followed: most rules of speculative decoding, LoRA, disaggregated prefill and decode, pipeline and context parallelism, EPLB,
-HiCache, attention backends set by hand, chunks that are no multiple of the page size, and what a package missing on the machine
-refuses. A deployment that does not use them does not meet those rules.
+HiCache, attention backends and pages set by hand, and what a package missing on the machine refuses. A deployment that does not use
+them does not meet those rules.
 """
 
 from dataclasses import dataclass
@@ -17,18 +17,18 @@ from helpers.deployment import Deployment
 from helpers.findings import Finding
 from helpers.stages.admission.a2a import a2a_rules, early_rules
 from helpers.stages.admission.allowlists import kernel_rules
+from helpers.stages.admission.attention import PAGE_SIZE, attention_rules, page_rules
 from helpers.stages.admission.budget import budget_rules
 from helpers.stages.admission.facts import Facts
 from helpers.stages.admission.families import architecture_rules
 from helpers.stages.admission.model_config import model_config_rules
-from helpers.stages.admission.remedies import finding
+from helpers.stages.admission.remedies import finding, whole_pages
 from helpers.stages.admission.resolution import Refused, Resolution
 from helpers.stages.admission.sizes import memory_rules, parallel_rules
+from helpers.stages.admission.sources import source
 from helpers.stages.admission.speculative import draft_runner_rules, speculative_rules
 from helpers.stages.detect import Detection
 from helpers.stages.steps import Step
-
-PAGE_SIZE = "chunked_prefill_size must be divisible by page_size"
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +81,7 @@ def admit(checkpoint: Checkpoint, detection: Detection, deployment: Deployment) 
         if not (refused.rule == "model_config" and detection.error):
             findings = (finding(r, refused),)
     else:
-        findings = _page_size(r)
+        findings = _unknown_page(r)
     return Admission(
         accepted=not error,
         error=error,
@@ -106,12 +106,11 @@ def admit(checkpoint: Checkpoint, detection: Detection, deployment: Deployment) 
 _LARGEST_PAGE = 256
 
 
-def _page_size(r: Resolution) -> tuple[Finding, ...]:
-    """The prefill chunk must be a multiple of the page, and the page follows from the attention backend, which is not followed here."""
+def _unknown_page(r: Resolution) -> tuple[Finding, ...]:
+    """The prefill chunk must be a multiple of the page, and this architecture's attention backend is not in attention.py."""
     chunk = r.chunked_prefill_size
-    if chunk is None or chunk <= 0 or chunk % _LARGEST_PAGE == 0:
+    if r.attention is not None or chunk is None or chunk <= 0 or chunk % _LARGEST_PAGE == 0:
         return ()
-    file = "arg_groups/validation_hook.py" if r.release.at_least("0.5.19") else "server_args.py"
     return (
         Finding(
             id="admit.page_size",
@@ -121,8 +120,8 @@ def _page_size(r: Resolution) -> tuple[Finding, ...]:
             observed=f"a chunk of {chunk} tokens for one attention group",
             expected=f"a multiple of the KV cache's page size; a multiple of {_LARGEST_PAGE} always is one",
             why=f'SGLang asserts "{PAGE_SIZE}"; the page size follows from the attention backend it chooses, 1 to {_LARGEST_PAGE}',
-            source=f"sglang {r.release} {file}: check_server_args",
-            remedy=f"--chunked-prefill-size {max(1, round(chunk / _LARGEST_PAGE)) * _LARGEST_PAGE * r.attention_dp}",
+            source=source("page_size", r.release),
+            remedy=whole_pages(r, _LARGEST_PAGE),
             releases=(r.release.version,),
         ),
     )
@@ -135,12 +134,14 @@ def _resolve(r: Resolution) -> None:
     model_config_rules(r)
     architecture_rules(r)
     parallel_rules(r)
+    attention_rules(r)
     kernel_rules(r)
     a2a_rules(r)
     _marlin_lora(r)
     speculative_rules(r)
     budget_rules(r)
     draft_runner_rules(r)
+    page_rules(r)
     _lora_runner(r)
 
 

@@ -11,7 +11,7 @@ from helpers.checkpoint import Checkpoint, ExpertGeometry
 from helpers.deployment import Deployment, Release
 from helpers.errors import InputError
 from helpers.stages.detect import Detection
-from helpers.stages.methods import NVFP4_EXPERTS
+from helpers.stages.methods import NVFP4_EXPERTS, ONLINE_EXPERTS
 from helpers.stages.route import Routing
 
 # All-to-all backends whose expert blocks are DeepEPMoE. layers/moe/ep_moe/layer.py: get_moe_impl_class.
@@ -100,7 +100,7 @@ class Case:
 
     @cached_property
     def nvfp4(self) -> bool:
-        return any(method == NVFP4_EXPERTS for _, method in self.kinds)
+        return any(method in (NVFP4_EXPERTS, ONLINE_EXPERTS) for _, method in self.kinds)
 
     @cached_property
     def layer_class(self) -> str:
@@ -152,7 +152,7 @@ class Case:
 
     def runner_of(self, method: str) -> str:
         """The runner an expert block with this method ends with; "" when it makes none (and calls its kernel directly)."""
-        if method == NVFP4_EXPERTS:
+        if method in (NVFP4_EXPERTS, ONLINE_EXPERTS):
             return self.nvfp4_runner
         if method == "ModelOptFp8MoEMethod":
             cutlass = self.runner == "flashinfer_cutlass" and self.release.at_least("0.5.15")

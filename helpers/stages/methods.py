@@ -22,6 +22,7 @@ UNQUANTIZED = {
     "attention": "",
 }
 NVFP4_EXPERTS = "ModelOptNvFp4FusedMoEMethod"
+ONLINE_EXPERTS = "ModelOptNvFp4OnlineFusedMoEMethod"  # a subclass that quantises while it loads
 UNRESOLVED = Resolution(None, None, "", ())
 
 # algorithm in the map -> (method of a linear module, of an expert block, first release of either). modelopt_quant.py:
@@ -130,6 +131,20 @@ def _fp8(spec: Spec, prefix: str, kind: str, release: Release) -> Choice:
     return Choice(algorithm, "Fp8LinearMethod" if kind == "linear" else "Fp8MoEMethod", None, UNRESOLVED, source)
 
 
+def _online(spec: Spec, prefix: str, kind: str, release: Release) -> Choice:
+    """NvFp4OnlineConfig.get_quant_method under ``--quantization modelopt_fp4``. lm_head and attention are never asked for."""
+    source = "layers/quantization/nvfp4_online.py: get_quant_method"
+    if kind not in ("linear", "experts"):
+        return Choice(None, UNQUANTIZED[kind], None, UNRESOLVED, source)
+    excluded = spec.excludes.skipped_by(prefix, spec.packed) or spec.excludes.excluded_by(prefix)
+    if excluded:
+        return Choice(None, UNQUANTIZED[kind], excluded, UNRESOLVED, source)
+    if kind == "experts":
+        return Choice("NVFP4", ONLINE_EXPERTS, None, UNRESOLVED, source)
+    method = "Fp8LinearMethod" if spec.serialized else "UnquantizedLinearMethod"
+    return Choice("FP8" if spec.serialized else None, method, None, UNRESOLVED, source)
+
+
 def _hybrid(spec: Spec, prefix: str, kind: str, release: Release) -> Choice:
     """HybridFp8NvFp4Config.get_quant_method: expert blocks by the NVFP4 config, the rest by FP8."""
     if kind == "experts":
@@ -176,6 +191,7 @@ _CHOOSERS = {
     "ModelOptFp8Config": _flat,
     "ModelOptFp4Config": _flat,
     "ModelOptMixedPrecisionConfig": _mixed,
+    "_ModelOptFp4OnlineConfig": _online,
     "Fp8Config": _fp8,
     "HybridFp8NvFp4Config": _hybrid,
     "W4AFp8Config": _w4afp8,

@@ -10,7 +10,7 @@ releases, without a GPU: see tests/sglang). An architecture that is not here is 
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from helpers.checkpoint import Checkpoint
 from helpers.deployment import Release
@@ -76,7 +76,7 @@ class Family:
     architectures: name -> first release that has the class. file: where the class is. layers: SGLang's prefix of the layers.
     checkpoint_layers: the prefixes published checkpoints use for the same layers. parts: (text config, layer, release,
     quantisation name) -> parts of that layer. top: modules outside the layers. packed, mapper, remap: what the class hands to
-    the quantisation config (model_loader/loader.py: _get_quantization_config).
+    the quantisation config (model_loader/loader.py: _get_quantization_config). unprefixed: quantisations whose class starts at ``layers.``.
     """
 
     architectures: Mapping[str, str]
@@ -87,7 +87,8 @@ class Family:
     top: Callable[[dict], tuple[Module, ...]] = lambda config: ()
     packed: Callable[[dict, Release], Mapping] = lambda text, release: {}
     mapper: Callable[[Release], Mapper | None] = lambda release: None
-    remap: Mapping[str, str] = field(default_factory=dict)
+    remap: bool = False
+    unprefixed: tuple[str, ...] = ()
 
 
 def lm_head(prefix: str = "lm_head") -> Module:
@@ -497,7 +498,7 @@ NEMOTRON_H = Family(
     top=lambda config: (lm_head(),),
     packed=lambda text, release: QKV_PACKED,
     mapper=lambda release: Mapper(prefix={"backbone.": "model."}),
-    remap={"backbone": "model"},
+    remap=True,
 )
 
 # --- Gemma 4, Llama 4, gpt-oss, Mixtral -------------------------------------------------------------------------------
@@ -601,9 +602,12 @@ def _quant_mixtral(text: dict, layer: int, release: Release, quantization: str) 
     return (QKV, O_PROJ, ATTENTION, *(linear(name) for name in names))
 
 
+# What models/mixtral.py serves; ModelOpt's quantisations go to QuantMixtralForCausalLM (model_loader/utils.py).
+_PLAIN_MIXTRAL = ("fp8", "compressed-tensors", "gptq_marlin", "awq_marlin", "quark_int4fp8_moe", "")
+
+
 def _mixtral(text: dict, layer: int, release: Release, quantization: str) -> tuple[Part, ...]:
-    """models/mixtral.py serves only a few quantisations; ModelOpt's go to QuantMixtralForCausalLM (model_loader/utils.py)."""
-    if quantization in ("fp8", "compressed-tensors", "gptq_marlin", "awq_marlin", "quark_int4fp8_moe", ""):
+    if quantization in _PLAIN_MIXTRAL:
         return (QKV, O_PROJ, ATTENTION, experts("block_sparse_moe.experts"))
     return _quant_mixtral(text, layer, release, quantization)
 
@@ -614,6 +618,7 @@ MIXTRAL = Family(
     layers="model.layers.",
     checkpoint_layers=("model.layers.",),
     parts=_mixtral,
+    unprefixed=_PLAIN_MIXTRAL,
 )
 
 FAMILIES = (
@@ -660,8 +665,9 @@ def modules_of(family: Family, checkpoint: Checkpoint, release: Release, quantiz
     """Every module the model class asks a quantisation method for, in the order in which it is built."""
     text, top = checkpoint.text_config, family.top(checkpoint.config)
     yield from (module for module in top if module.kind == "embedding")
+    layers = family.layers.removeprefix("model.") if quantization in family.unprefixed else family.layers
     for layer in range(layer_count(text)):
         for part in family.parts(text, layer, release, quantization):
             sources = tuple(f"{stem}{layer}.{source}" for stem in family.checkpoint_layers for source in part.sources)
-            yield Module(f"{family.layers}{layer}.{part.name}", part.kind, layer, sources, part.unless)
+            yield Module(f"{layers}{layer}.{part.name}", part.kind, layer, sources, part.unless)
     yield from (module for module in top if module.kind != "embedding")

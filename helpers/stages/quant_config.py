@@ -51,7 +51,7 @@ def quant_spec(
     *,
     packed: Mapping,
     mapper: Mapper | None,
-    remap: Mapping[str, str],
+    remap: bool,
 ) -> Spec | None:
     """What `_get_quantization_config` returns for that quantisation name; None when there is none. Unloadable when it raises."""
     if quantization is None:
@@ -87,20 +87,10 @@ def _section(checkpoint, detection, release, quantization, remap) -> tuple[dict 
     return _file_section(checkpoint.hf_quant, release, remap)
 
 
-def _file_section(whole: dict, release: Release, remap: Mapping[str, str]) -> tuple[dict, bool]:
-    """hf_quant_config.json with the model class's remap_prefix applied to its excludes."""
-    whole = dict(whole)
-    nested = isinstance(whole.get("quantization"), dict)
-    if remap:
-        section = whole["quantization"] if nested else whole
-        key = "exclude_modules"
-        if release.at_least("0.5.20"):
-            key = "exclude_modules" if "exclude_modules" in section else "ignore"
-        elif key not in section:
-            raise Unloadable("KeyError", "'exclude_modules'", "model_loader/weight_utils.py: get_quant_config (remap_prefix)")
-        if key in section:
-            section = {**section, key: [_replace_prefix(name, remap) for name in section[key]]}
-            whole = {**whole, "quantization": section} if nested else section
+def _file_section(whole: dict, release: Release, remap: bool) -> tuple[dict, bool]:
+    """hf_quant_config.json. remap: the model class renames its excludes here, as its mapper does once more; they must be there."""
+    if remap and not release.at_least("0.5.20") and "exclude_modules" not in whole.get("quantization", {}):
+        raise Unloadable("KeyError", "'exclude_modules'", "model_loader/weight_utils.py: get_quant_config (remap_prefix)")
     return whole, True
 
 
@@ -127,14 +117,6 @@ def _reader_by_producer(whole: dict, quantization: str, architecture: str, relea
     if algorithm == "FP8" or quantization == "modelopt_fp8":
         return _read_fp8
     return _read_fp4 if "FP4" in algorithm else None
-
-
-def _replace_prefix(name: str, remap: Mapping[str, str]) -> str:
-    """model_loader/weight_utils.py: replace_prefix."""
-    for old, new in remap.items():
-        if name.startswith(old):
-            name = name.replace(old, new, 1)
-    return name
 
 
 # --- ModelOpt, flat ---------------------------------------------------------------------------------------------------
@@ -194,7 +176,7 @@ def _read_fp4(config: dict | None, release: Release) -> Spec:
     source = f"{MODELOPT}: ModelOptFp4Config.from_config"
     capability = 80 if release.at_least("0.5.13") else 100
     if config is None or (release.at_least("0.5.18") and str(config.get("quant_method", "")).lower() == "fp8"):
-        return Spec("ModelOptFp4Config", "modelopt_fp4", Excludes(()), capability, group_size=16, serialized=False)
+        return _read_online(config or {}, release)
     algorithm = config.get("quant_algo")
     if algorithm is not None:
         group_size = config.get("group_size")
@@ -239,6 +221,31 @@ def _read_fp4(config: dict | None, release: Release) -> Spec:
         w4a16=algorithm == "W4A16_NVFP4",
         serialized="NVFP4" in algorithm,
     )
+
+
+def _read_online(config: dict, release: Release) -> Spec:
+    """nvfp4_online.py: _ModelOptFp4OnlineConfig (from 0.5.18): experts become NVFP4 while they are loaded, the rest stays what it is."""
+    names = config.get("ignore") or config.get("ignored_layers") or config.get("modules_to_not_convert") or []
+    return Spec(
+        "_ModelOptFp4OnlineConfig",
+        "modelopt_fp4",
+        _excludes(_with_and_without_model(names), release),
+        80,
+        group_size=16,
+        block=_block(config),
+        serialized=bool(config),
+    )
+
+
+def _with_and_without_model(names: list[str]) -> list[str]:
+    """Each name both ways, as fp8.py and nvfp4_online.py keep it."""
+    bases = [name.removeprefix("model.") for name in names]
+    return list(dict.fromkeys(form for base in bases for form in (base, f"model.{base}")))
+
+
+def _block(config: dict) -> tuple[int, ...] | None:
+    block = config.get("weight_block_size")
+    return None if block is None else tuple(block)
 
 
 def _group_size_of_first_group(config: dict) -> int | None:
@@ -334,9 +341,7 @@ def _read_native_fp8(config: dict | None, release: Release) -> Spec:
     mx = "mxfp8" in config["quant_method"]
     if config["activation_scheme"] not in ("static", "dynamic"):
         raise Unloadable("ValueError", f"Unsupported activation scheme {config['activation_scheme']}", source)
-    ignored = config.get("ignored_layers", config.get("modules_to_not_convert")) or []
-    bases = [name.removeprefix("model.") for name in ignored]
-    names = [form for base in bases for form in (base, f"model.{base}")]
+    names = _with_and_without_model(config.get("ignored_layers", config.get("modules_to_not_convert")) or [])
     block = config.get("weight_block_size")
     if mx and (block is not None or release.at_least("0.5.16")):
         block = [1, 32]  # the format's own; what the checkpoint says is ignored
@@ -360,6 +365,13 @@ def _read_native_fp8(config: dict | None, release: Release) -> Spec:
     )
 
 
+def _read_mxfp8(config: dict | None, release: Release) -> Spec:
+    """The same class; without a section of its own the model is converted while it is loaded. weight_utils.py: get_quant_config."""
+    if config is None:
+        return Spec("Fp8Config", "mxfp8", Excludes(()), 100, block=(1, 32), serialized=False)
+    return _read_native_fp8(config, release)
+
+
 def _hybrid(spec: Spec, meta: Mapping, release: Release) -> Spec:
     """modelopt_quant.py: HybridFp8NvFp4Config (from 0.5.14): FP8 as declared, FusedMoE as NVFP4. It leaves draft models out too."""
     size, excludes = meta["group_size"], _excludes(meta["exclude_modules"], release)
@@ -375,7 +387,7 @@ def _read_w4afp8(config: dict | None, release: Release) -> Spec:
 def _read_compressed_tensors(config: dict | None, release: Release) -> Spec:
     """compressed_tensors.py: CompressedTensorsConfig.from_config."""
     config = config or {}
-    return Spec("CompressedTensorsConfig", "compressed-tensors", Excludes(config.get("ignore") or ()), 70)
+    return Spec("CompressedTensorsConfig", "compressed_tensors", Excludes(config.get("ignore") or ()), 70)
 
 
 def _read_mxfp4(config: dict | None, release: Release) -> Spec:
@@ -410,7 +422,7 @@ _READERS = {
     "modelopt_fp4": _read_fp4,
     "modelopt_mixed": _read_mixed,
     "fp8": _read_native_fp8,
-    "mxfp8": _read_native_fp8,
+    "mxfp8": _read_mxfp8,
     "w4afp8": _read_w4afp8,
     "compressed-tensors": _read_compressed_tensors,
     "mxfp4": _read_mxfp4,

@@ -113,7 +113,7 @@ def _route(checkpoint: Checkpoint, detection: Detection, release: Release, quant
             quantization,
             packed=family.packed(text, release) if family else {},
             mapper=family.mapper(release) if family else None,
-            remap=family.remap if family else {},
+            remap=family is not None and family.remap,
         )
     except Unloadable as problem:
         error = problem

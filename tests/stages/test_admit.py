@@ -47,6 +47,13 @@ def ask(made, **values):
 QWEN_MIXED, QWEN_NVFP4, QWEN_BF16 = checkpoint(quant=mixed()), checkpoint(quant=NVFP4), checkpoint()
 NEMOTRON = {"architecture": "NemotronHForCausalLM", "model_type": "nemotron_h"}
 V4 = checkpoint("DeepseekV4ForCausalLM", "deepseek_v4", HYBRID)
+GPT_OSS, DEEPSEEK_BF16 = checkpoint("GptOssForCausalLM", "gpt_oss"), checkpoint("DeepseekV3ForCausalLM", "deepseek_v3")
+EAGLE_TREE = {
+    "speculative_algorithm": "EAGLE",
+    "speculative_num_steps": 3,
+    "speculative_eagle_topk": 4,
+    "speculative_num_draft_tokens": 8,
+}
 PACKED = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"format": "mxfp4-pack-quantized"}}}
 KIMI_K3 = checkpoint("KimiK3ForConditionalGeneration", "kimi_k3", text_config={"quantization_config": PACKED})
 
@@ -371,6 +378,43 @@ REFUSALS = [
         "Currently ngram speculative decoding does not support dp attention.",
     ),
     (
+        "speculative_ngram.page",
+        GPT_OSS,
+        {"speculative_algorithm": "NGRAM"},
+        "ValueError",
+        "speculative_eagle_topk(10) > 1 with page_size(64) > 1 is unstable",
+    ),
+    ("speculative_eagle.numbers", QWEN_NVFP4, {"speculative_algorithm": "EAGLE", "speculative_num_draft_tokens": 4}, "AssertionError", ""),
+    (
+        "speculative_eagle.trtllm_mha",
+        GPT_OSS,
+        EAGLE_TREE,
+        "ValueError",
+        "trtllm_mha backend only supports topk = 1 for speculative decoding.",
+    ),
+    (
+        "speculative_eagle.page",
+        DEEPSEEK_BF16,
+        EAGLE_TREE,
+        "ValueError",
+        "speculative_eagle_topk > 1 with page_size > 1 is only supported on ('flashinfer', 'fa3', 'triton')",
+    ),
+    (
+        "speculative_eagle.page",
+        DEEPSEEK_BF16,
+        {"sglang": "0.5.12", **EAGLE_TREE},
+        "ValueError",
+        "speculative_eagle_topk > 1 with page_size > 1 is unstable and produces incorrect results",
+    ),
+    (
+        "radix_cache",
+        checkpoint(**NEMOTRON, mlp_hidden_act="relu2"),
+        {"sglang": "0.5.13", **EAGLE_TREE},
+        "ValueError",
+        "Speculative decoding for NemotronHForCausalLM is not compatible with radix cache",
+    ),
+    ("page_size", QWEN_NVFP4, {"chunked_prefill_size": 100}, "AssertionError", "chunked_prefill_size must be divisible by page_size"),
+    (
         "cutedsl_budget",
         QWEN_NVFP4,
         {"sglang": "0.5.16", "runner": "flashinfer_cutedsl", "a2a": "flashinfer", "tp": 8, "dp": 8, "enable_dp_attention": True},
@@ -520,10 +564,32 @@ def test_nemotron_takes_an_algorithm_nobody_names_for_fp8(algorithm, named):
     assert (admission.model_quantization, admission.quantization) == ("modelopt", named)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "chunk", "dp", "fits"),
+    [
+        ("B200", None, 8, True),
+        ("B200", 512, 8, True),
+        ("B200", 512, 16, False),
+        ("B200", 100, 1, False),
+        ("H100", 100, 1, True),
+        ("B200", -1, 8, True),
+    ],
+)
+def test_a_chunk_is_whole_pages_of_the_attention_backend(gpu, chunk, dp, fits):
+    """64 tokens under trtllm_mha, one under fa3."""
+    admission = ask(QWEN_NVFP4, sglang="0.5.23", gpu=gpu, tp=16, dp=dp, enable_dp_attention=dp > 1, chunked_prefill_size=chunk)
+    assert admission.accepted == fits
+    if not fits:
+        assert admission.error_source == "sglang 0.5.23 arg_groups/validation_hook.py: check_server_args"
+        remedy = admission.findings[0].remedy
+        assert remedy == f"--chunked-prefill-size {64 * dp if dp > 1 else 128}"
+
+
 @pytest.mark.parametrize(("chunk", "dp", "abstains"), [(None, 8, False), (2048, 8, False), (512, 8, True), (100, 1, True), (-1, 8, False)])
 def test_a_chunk_that_may_not_fill_whole_pages_is_not_judged(chunk, dp, abstains):
-    """SGLang refuses it for some attention backends; which one it takes is not followed."""
-    admission = ask(QWEN_NVFP4, sglang="0.5.23", tp=8, dp=dp, enable_dp_attention=dp > 1, chunked_prefill_size=chunk)
+    """For an architecture whose attention backend is not modelled."""
+    made = checkpoint("Qwen3NextForCausalLM", "qwen3_next", NVFP4)
+    admission = ask(made, sglang="0.5.23", tp=8, dp=dp, enable_dp_attention=dp > 1, chunked_prefill_size=chunk)
     assert admission.accepted
     assert [found.severity for found in admission.findings if found.id == "admit.page_size"] == (["abstained"] if abstains else [])
 

@@ -125,7 +125,7 @@ def test_a_file_that_names_modelopt_is_read_by_its_own_algorithm():
 def test_a_flag_without_any_quantization_needs_a_config_file_until_0_5_18():
     assert routed(None, "0.5.17", quantization="modelopt_fp4").message == "Cannot find the config file for modelopt_fp4"
     late = routed(None, "0.5.18", quantization="modelopt_fp4")
-    assert [m.method for m in late.modules if m.kind == "experts"] == ["ModelOptNvFp4FusedMoEMethod"]
+    assert [m.method for m in late.modules if m.kind == "experts"] == ["ModelOptNvFp4OnlineFusedMoEMethod"]
     assert {m.method for m in late.modules if m.kind == "linear"} == {"UnquantizedLinearMethod"}
     assert routed(None, "0.5.23", quantization="modelopt_mixed").message == "Cannot find the config file for modelopt_mixed"
 

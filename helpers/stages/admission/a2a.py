@@ -81,7 +81,7 @@ def _deepep(r: Resolution) -> None:
             )
             r.refuse("a2a.deepep_mode", "ValueError", message, question, "--deepep-mode", "normal")
     if r.deepep_mode == "normal":
-        r.decide("a2a", "decode_graph", False, "can CUDA graphs be captured?", "--deepep-mode", "normal")
+        r.note("a2a", "can CUDA graphs be captured?", "--deepep-mode", "normal", "no")
 
 
 @cache

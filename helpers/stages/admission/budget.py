@@ -62,9 +62,7 @@ def _cutedsl(r: Resolution) -> None:
 
 
 def _decode_graph(r: Resolution) -> tuple[int, int]:
-    """(requests, tokens of each) in the largest decode graph on one rank; (0, 1) when none is captured."""
-    if not r.decode_graph:
-        return 0, 1
+    """(requests, tokens of each) in the largest decode graph on one rank."""
     requests = r.decode_graph_batch
     if r.max_running_requests is not None:
         requests = min(requests, max(1, r.max_running_requests // r.attention_dp))

@@ -26,6 +26,11 @@ class Advice:
     reference: str = ""
 
 
+def whole_pages(r: Resolution, page: int) -> str:
+    """The flag with the nearest chunk whose share for one attention group is whole pages of this many tokens."""
+    return f"--chunked-prefill-size {max(1, round(r.chunked_prefill_size / page)) * page * r.attention_dp}"
+
+
 def finding(r: Resolution, refused: Refused) -> Finding:
     """The refusal as a finding."""
     advice = ADVICE[refused.rule]
@@ -234,6 +239,18 @@ ADVICE: dict[str, Advice] = {
     ),
     "deepseek_v4_speculation.algorithm": Advice("EAGLE", "no other way to draft is written for it", "--speculative-algorithm EAGLE"),
     "deepseek_v4_speculation.paths": Advice("one path", "its draft layers follow one path only", "--speculative-eagle-topk 1"),
+    "page_size": Advice("whole pages", "a chunk ends where a page ends", lambda r: whole_pages(r, r.attention[1])),
+    "radix_cache": Advice(
+        "a scheduler that buffers the state",
+        "the default one keeps no copy of the state that a rejected draft needs",
+        "SGLANG_ENABLE_SPEC_V2=1 and --mamba-scheduler-strategy extra_buffer, or SGLang 0.5.14 or newer",
+    ),
+    "speculative_eagle.numbers": Advice(
+        "all three numbers, or none", "a part of them says nothing about the rest", "--speculative-num-steps 3 --speculative-eagle-topk 1"
+    ),
+    "speculative_eagle.trtllm_mha": Advice("one path", "its kernels follow one path only", "--speculative-eagle-topk 1"),
+    "speculative_eagle.page": Advice("one path, or pages of one token", "a branch ends inside a page", "--speculative-eagle-topk 1"),
+    "speculative_ngram.page": Advice("pages of one token", "a branch ends inside a page", "--attention-backend flashinfer"),
     "speculative_standalone": Advice("no attention data parallelism", "not written yet", "leave out --enable-dp-attention"),
     "speculative_ngram": Advice("no attention data parallelism", "not written yet", "leave out --enable-dp-attention"),
     "cutedsl_budget": Advice(

@@ -36,7 +36,8 @@ class Resolution:
     """The fields of ServerArgs that these rules read and write, under our names.
 
     Starts as the flags; ends as what the server runs with. ``flags`` stays as given, because some rules read it on purpose.
-    ``attention_dp``: groups of attention data parallelism inside tp, 1 without; ``replicas``: data parallel copies of the server.
+    ``attention_dp``: groups of attention data parallelism inside tp, 1 without.
+    ``attention``: the attention backend and the tokens of its page, None where that is not known.
     ``exported``: environment variables the server sets. ``draft_tokens``: tokens a request verifies in one forward.
     """
 
@@ -54,15 +55,14 @@ class Resolution:
         self.ep = flags.ep
         self.attention_dp_enabled = flags.enable_dp_attention  # until parallel_rules: SGLang switches it off for one group
         self.attention_dp = flags.dp if flags.enable_dp_attention else 1
-        self.replicas = 1 if flags.enable_dp_attention else flags.dp
         self.deepep_mode = flags.deepep_mode
         self.disable_shared_experts_fusion = flags.disable_shared_experts_fusion
         self.chunked_prefill_size = flags.chunked_prefill_size
         self.max_prefill_tokens = 16384 if flags.max_prefill_tokens is None else flags.max_prefill_tokens
         self.decode_graph_batch = flags.cuda_graph_max_bs
-        self.decode_graph = True
         self.max_running_requests = 48 if flags.speculative_algorithm else None  # speculative_hook.py: its default under speculation
         self.draft_tokens = _draft_tokens(flags)
+        self.attention: tuple[str, int] | None = None
         self.dispatch_type = flags.flashinfer_a2a_dispatch_type
         self.environment: Mapping[str, str] = flags.environment
         self.exported: dict[str, str] = {}

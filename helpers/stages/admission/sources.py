@@ -78,6 +78,13 @@ SOURCES = {
         ("0.5.15", "arg_groups/overrides.py: _deepseek_v4_sm120_moe"),
     ),
     "deepseek_v4_speculation": (("0.5.12", "arg_groups/deepseek_v4_hook.py: apply_deepseek_v4_defaults"),),
+    "attention": (
+        ("0.5.11", "server_args.py: _get_default_attn_backend"),
+        ("0.5.19", "arg_groups/model_override_base.py: get_default_attn_backend"),
+    ),
+    "page_size": (("0.5.11", "server_args.py: check_server_args"), ("0.5.19", "arg_groups/validation_hook.py: check_server_args")),
+    "radix_cache": (("0.5.11", "server_args.py: _handle_mamba_radix_cache"),),
+    "speculative_eagle": (*_SPECULATIVE, ("0.5.13", "arg_groups/speculative_hook.py: _handle_eagle_family")),
     "speculative_standalone": (*_SPECULATIVE, ("0.5.13", "arg_groups/speculative_hook.py: _handle_eagle_family")),
     "speculative_ngram": (*_SPECULATIVE, ("0.5.13", "arg_groups/speculative_hook.py: _handle_ngram")),
     "deepseek": (
