@@ -15,8 +15,9 @@ from helpers.checkpoint import Checkpoint
 from helpers.deployment import Deployment, Release
 from helpers.sglang.client import Answer, ModelAnswer, Worker
 from helpers.sglang.matrix import Question
-from helpers.stages.admit import PAGE_SIZE, Admission, admit
-from helpers.stages.detect import detect
+from helpers.stages.admission.attention import PAGE_SIZE
+from helpers.stages.admit import Admission, admit
+from helpers.stages.detect import detect, verify_flag
 from helpers.stages.route import Routing, route
 
 # The environment variables that Admission.env may name. A release sets others too (caches, logs, compile switches), which no
@@ -103,6 +104,8 @@ def compare_arguments(
     answers = worker.arguments_of((folder(question.checkpoint), question.deployment) for question in questions)
     for question, answer in zip(questions, answers, strict=True):
         real = real_answer(answer)
+        if question.checkpoint.path is None and "message" in real:  # in memory it has no folder but the one made for the release
+            real["message"] = real["message"].replace(str(folder(question.checkpoint)), question.checkpoint.name)
         yield question, real, judge_arguments(question, real)
 
 
@@ -131,6 +134,8 @@ def model_answer(admission: Admission) -> dict:
         "deepep_mode": admission.deepep_mode,
         "chunked_prefill_size": admission.chunked_prefill_size,
         "disable_shared_experts_fusion": admission.disable_shared_experts_fusion,
+        "dispatch_type": admission.resolution.dispatch_type,
+        "page_size": attention[1] if (attention := admission.resolution.attention) else None,
         "env": admission.env,
     }
 
@@ -156,14 +161,19 @@ def real_answer(answer: Answer) -> dict:
         "deepep_mode": resolved["deepep_mode"],
         "chunked_prefill_size": resolved["chunked_prefill_size"],
         "disable_shared_experts_fusion": resolved["disable_shared_experts_fusion"],
+        "dispatch_type": resolved.get("flashinfer_a2a_dispatch_type"),
+        "page_size": resolved["page_size"],
         "env": {name: value for name, value in answer.env.items() if name in VARIABLES},
     }
+
+
+UNKNOWN = (("page_size", None),)  # answers by which the model says that it does not know
 
 
 def _differences(model: dict, real: dict) -> tuple[tuple[str, object, object], ...]:
     if model["accepted"] != real["accepted"]:  # the other fields follow from that
         return (("accepted", model.get("message", True), real.get("message", True)),)
-    return tuple((name, model[name], real[name]) for name in model if model[name] != real[name])
+    return tuple((name, model[name], real[name]) for name in model if model[name] != real[name] and (name, model[name]) not in UNKNOWN)
 
 
 # Runners that build every layer without a word about kernels; the second where the first is refused for W4A16 experts. The shared
@@ -171,8 +181,8 @@ def _differences(model: dict, real: dict) -> tuple[tuple[str, object, object], .
 BUILDERS = ("triton", "marlin")
 
 
-def built_model(worker: Worker, checkpoint: Checkpoint, release: Release, folder: Folders) -> ModelAnswer | None:
-    """The model that the release builds; None where nothing can be compared.
+def built_model(worker: Worker, checkpoint: Checkpoint, release: Release, folder: Folders, flag: str | None = None) -> ModelAnswer | None:
+    """The model that the release builds, under ``--quantization flag`` where one is given; None where nothing can be compared.
 
     That is where the model does not know the names of the model class, and says so, and where the release refuses every launch:
     that is compared as a launch.
@@ -180,15 +190,19 @@ def built_model(worker: Worker, checkpoint: Checkpoint, release: Release, folder
     detection = detect(checkpoint, release)
     if not route(checkpoint, detection, release).known:
         return None
-    deployments = (Deployment(release, runner, disable_shared_experts_fusion=True) for runner in BUILDERS)
+    given = {"quantization": flag, "disable_shared_experts_fusion": True}
+    deployments = (Deployment(release, runner, **given) for runner in BUILDERS)
     deployment = next((deployment for deployment in deployments if admit(checkpoint, detection, deployment).accepted), None)
     return None if deployment is None else worker.model(folder(checkpoint), deployment)
 
 
-def judge_modules(checkpoint: Checkpoint, release: Release, real: ModelAnswer) -> Disagreement | None:
+def judge_modules(checkpoint: Checkpoint, release: Release, real: ModelAnswer, flag: str | None = None) -> Disagreement | None:
     """Where the model routes a module otherwise than the release built it."""
-    differences = tuple(routing_differences(route(checkpoint, detect(checkpoint, release), release), real))
-    return Disagreement(release.version, checkpoint.name, f"{checkpoint.name}: modules", differences) if differences else None
+    detection = detect(checkpoint, release)
+    routing = route(checkpoint, detection, release, verify_flag(detection, flag, release).quantization)
+    differences = tuple(routing_differences(routing, real))
+    question = f"{checkpoint.name}: modules" + (f" under --quantization {flag}" if flag else "")
+    return Disagreement(release.version, checkpoint.name, question, differences) if differences else None
 
 
 # Where a method checks the shapes it is given: the load stage's question, which the routing does not answer.
@@ -205,6 +219,11 @@ def routing_differences(routing: Routing, real: ModelAnswer) -> Iterator[tuple[s
         yield ("load", f"{routing.error}: {routing.message}", f"{failure.get('error', '')}: {failure.get('message', '')}")
     if real.accepted and routing.quant_config != (real.quant_config or "") and not routing.error:
         yield ("quant_config", routing.quant_config, real.quant_config)
+    if routing.spec is not None and routing.spec.cls and not routing.error and real.quant_facts:
+        spec, built = routing.spec, real.quant_facts | {"name": real.quant_config_name}
+        block = None if spec.block is None else list(spec.block)
+        model = {"name": spec.name, "min_capability": spec.min_capability, "group_size": spec.group_size, "block": block}
+        yield from ((name, value, built[name]) for name, value in model.items() if built[name] not in (None, value))
     asked = {prefix: method for prefix, _, method in real.modules}
     modelled = {module.prefix: module.method or None for module in routing.modules if module.prefix in asked or not module.unless}
     compared = asked if failure or routing.error else dict.fromkeys((*asked, *modelled))  # what came before the end, else all

@@ -11,10 +11,11 @@ from functools import cache
 from random import Random
 
 from helpers.checkpoint import Checkpoint
-from helpers.deployment import Deployment, Release
+from helpers.deployment import Deployment, Release, gpu
 from helpers.paths import DATA
 from helpers.sglang.client import ModelAnswer, Worker
 from helpers.sglang.compare import Disagreement, Folders, built_model, compare_arguments, folders, judge_modules
+from helpers.sglang.corners import corners, flags_of
 from helpers.sglang.matrix import Question, argument_questions, checkpoints
 from helpers.sglang.mutants import mutant
 from helpers.stages.detect import detect
@@ -28,7 +29,7 @@ WORKERS = 2  # at once; each takes a core and 1 GB
 class Known:
     """A disagreement that stays: an upstream nondeterminism or a fault of the simulation, with its reason.
 
-    release_says: the beginning of what the release says in that field. unordered: only where both say the same words in another order.
+    model_says, release_says: how the two begin in that field. unordered: only where both say the same words in another order.
     """
 
     id: str
@@ -37,6 +38,7 @@ class Known:
     subject: str
     field: str
     release_says: str
+    model_says: str = ""
     unordered: bool = False
 
     def explains(self, found: Disagreement) -> bool:
@@ -45,7 +47,7 @@ class Known:
         return self.subject in (found.subject, "*") and all(self._explains(*difference) for difference in found.differences)
 
     def _explains(self, name: str, model: object, real: object) -> bool:
-        if name != self.field or not str(real).startswith(self.release_says):
+        if name != self.field or not str(real).startswith(self.release_says) or not str(model).startswith(self.model_says):
             return False
         return not self.unordered or sorted(re.findall(r"\w+", str(model))) == sorted(re.findall(r"\w+", str(real)))
 
@@ -68,7 +70,7 @@ class Report:
     modules: int = 0
     asked: set = field(default_factory=set)
     launches: list[tuple[Question, dict]] = field(default_factory=list)
-    models: list[tuple[Checkpoint, Release, ModelAnswer]] = field(default_factory=list)
+    models: list[tuple[Checkpoint, Release, ModelAnswer, str | None]] = field(default_factory=list)
     disagreements: list[Disagreement] = field(default_factory=list)
     explained: dict[str, list[Disagreement]] = field(default_factory=lambda: defaultdict(list))
 
@@ -127,6 +129,10 @@ def compare_release(release: Release, subjects: Sequence[Checkpoint], sample: in
             for variation in variations(checkpoint, release, mutants):
                 _ask_launches(worker, [Question(variation, launch) for launch in _launches(release)], folder, report)
                 _ask_modules(worker, variation, release, folder, report)
+        for corner in corners():
+            _ask_launches(worker, [Question(corner, launch) for launch in _launches(release)], folder, report)
+            for flag in (None, *flags_of(corner, release)):
+                _ask_modules(worker, corner, release, folder, report, flag)
     return report
 
 
@@ -138,8 +144,10 @@ def variations(checkpoint: Checkpoint, release: Release, count: int) -> list[Che
 
 
 def _launches(release: Release) -> list[Deployment]:
-    return [Deployment(release, runner) for runner in ("auto", "triton", "flashinfer_cutedsl", "flashinfer_trtllm_routed", "marlin")] + [
-        Deployment(release, quantization=flag) for flag in ("modelopt_fp4", "modelopt", "fp8", "w4afp8")
+    return [
+        *(Deployment(release, runner) for runner in ("auto", "triton", "flashinfer_cutedsl", "flashinfer_trtllm_routed", "marlin")),
+        *(Deployment(release, quantization=flag) for flag in ("modelopt_fp4", "modelopt", "fp8", "w4afp8")),
+        *(Deployment(release, gpu=gpu(name)) for name in ("H100", "RTX-PRO-6000")),
     ]
 
 
@@ -151,9 +159,9 @@ def _ask_launches(worker: Worker, questions: list[Question], folder: Folders, re
         report.add(found)
 
 
-def _ask_modules(worker: Worker, checkpoint: Checkpoint, release: Release, folder: Folders, report: Report):
-    real = built_model(worker, checkpoint, release, folder)
+def _ask_modules(worker: Worker, checkpoint: Checkpoint, release: Release, folder: Folders, report: Report, flag: str | None = None):
+    real = built_model(worker, checkpoint, release, folder, flag)
     if real is not None:
         report.modules += len(real.modules)
-        report.models.append((checkpoint, release, real))
-        report.add(judge_modules(checkpoint, release, real))
+        report.models.append((checkpoint, release, real, flag))
+        report.add(judge_modules(checkpoint, release, real, flag))

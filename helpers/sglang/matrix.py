@@ -1,16 +1,18 @@
 """The questions that the model (helpers.stages) and the real releases are both asked.
 
 A question is a distinct (checkpoint, deployment), and a deployment has a release. Three tables are asked whole for every
-checkpoint, and a sample of the product of everything else; all of it is the same on every run.
+checkpoint, a fourth of rare launches for one of each kind, and a sample of the product of everything else; all of it is the same
+on every run.
 """
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from helpers.checkpoint import Checkpoint, known_checkpoints, open_checkpoint
 from helpers.deployment import GPUS, Deployment, Release, a2a_backends, gpu, quantizations, runners
 from helpers.deployment.flags import choices
+from helpers.stages.detect import detect
 
 # What people give for these checkpoints, a few that contradict them, and what is converted online.
 FLAGS = (
@@ -52,6 +54,15 @@ VARIABLES = (
     ("SGLANG_ENABLE_JIT_DEEPGEMM", "0"),
 )
 
+# All-to-all backends whose buffers must hold the largest forward: (the variable of its size, all-to-all, runner).
+BUFFERS = (
+    ("SGLANG_FLASHINFER_NUM_MAX_DISPATCH_TOKENS_PER_RANK", "flashinfer", "flashinfer_cutedsl"),
+    ("SGLANG_OPT_DEEPGEMM_MEGA_MOE_NUM_MAX_TOKENS_PER_RANK", "megamoe", "auto"),
+    ("SGLANG_DEEPEP_V2_NUM_MAX_DISPATCH_TOKENS_PER_RANK", "deepep_v2", "auto"),
+    ("SGLANG_PPLX_NUM_MAX_DISPATCH_TOKENS_PER_RANK", "pplx", "auto"),
+    ("SGLANG_MORI_NUM_MAX_DISPATCH_TOKENS_PER_RANK", "mori", "triton"),
+)
+
 
 @dataclass(frozen=True)
 class Question:
@@ -72,7 +83,9 @@ def argument_questions(release: Release, subjects: Iterable[Checkpoint], sample:
 
     In the order that costs a worker least: by checkpoint (its configuration is parsed once), then by GPU.
     """
+    subjects = tuple(subjects)
     asked = {Question(checkpoint, deployment): None for checkpoint in subjects for deployment in _deployments(release, checkpoint, sample)}
+    asked |= {Question(checkpoint, deployment): None for checkpoint in _unlike(release, subjects) for deployment in _rare(release)}
     gpus = [entry.key for entry in GPUS]
     return sorted(asked, key=lambda question: (question.checkpoint.name, gpus.index(question.deployment.gpu.key)))
 
@@ -92,10 +105,14 @@ def _deployments(release: Release, checkpoint: Checkpoint, sample: int) -> Itera
             yield Deployment(release, runner, quantization=flag)
         for entry in GPUS:
             yield Deployment(release, runner, gpu=entry)
-    yield from _rare(release)
     draw = random.Random(f"{release}/{checkpoint.name}")
     for _ in range(sample):
         yield _drawn(draw, release, flags)
+
+
+def _unlike(release: Release, subjects: Sequence[Checkpoint]) -> Iterable[Checkpoint]:
+    """The first checkpoint of each architecture and quantization: what rules about launches can tell apart."""
+    return {(checkpoint.architecture, detect(checkpoint, release).quantization): checkpoint for checkpoint in reversed(subjects)}.values()
 
 
 def _rare(release: Release) -> Iterator[Deployment]:
@@ -103,16 +120,56 @@ def _rare(release: Release) -> Iterator[Deployment]:
     spread = {"tp": 8, "dp": 8, "enable_dp_attention": True}
     for mode in ("normal", "low_latency"):
         yield Deployment(release, "flashinfer_cutedsl", "deepep", deepep_mode=mode, **spread)
+    yield Deployment(release, "flashinfer_cutedsl", "deepep", quantization="mxfp8", **spread)
     for variable in VARIABLES:
         for a2a in MAIN_A2A:
             yield Deployment(release, "flashinfer_cutedsl", a2a, quantization="modelopt_fp4", env=(variable,), **spread)
+    for variable in (("SGLANG_OPT_USE_DEEPGEMM_MEGA_MOE", "1"), ("SGLANG_CUTLASS_MOE", "1")):
+        for flag in ("modelopt_fp4", "fp8"):
+            yield Deployment(release, quantization=flag, env=(variable,))
+        yield Deployment(release, a2a="flashinfer", env=(variable,), **spread)
+    w4a16 = ("SGLANG_FLASHINFER_CUTEDSL_NVFP4_W4A16", "1")
+    for value in "01":
+        both = (w4a16, ("SGLANG_MOE_NVFP4_DISPATCH", value))
+        yield Deployment(release, "flashinfer_cutedsl", "flashinfer", quantization="modelopt_fp4", env=both, **spread)
     for kind in choices(release, "flashinfer_a2a_dispatch_type"):
-        for runner in ("flashinfer_cutedsl", "flashinfer_cutlass"):
-            yield Deployment(release, runner, "flashinfer", quantization="modelopt_fp4", flashinfer_a2a_dispatch_type=kind, **spread)
-    for entry in GPUS:
-        yield Deployment(release, a2a="megamoe", gpu=entry, **spread)
+        yield Deployment(release, flashinfer_a2a_dispatch_type=kind)
+        for runner in ("flashinfer_cutedsl", "flashinfer_cutlass", "flashinfer_trtllm"):
+            for flag in ("modelopt_fp4", "mxfp8"):
+                yield Deployment(release, runner, "flashinfer", quantization=flag, flashinfer_a2a_dispatch_type=kind, **spread)
+        for variable in (w4a16, ("SGLANG_MOE_NVFP4_DISPATCH", "1")):
+            sent = {"quantization": "modelopt_fp4", "flashinfer_a2a_dispatch_type": kind, "env": (variable,)}
+            yield Deployment(release, "flashinfer_cutedsl", "flashinfer", **sent, **spread)
+        yield Deployment(release, "deep_gemm", "flashinfer", quantization="mxfp8", flashinfer_a2a_dispatch_type=kind, **spread)
+    for a2a in ("megamoe", "flashinfer_megamoe"):
+        if a2a in a2a_backends(release):
+            for entry in GPUS:
+                yield Deployment(release, a2a=a2a, gpu=entry, **spread)
+                yield Deployment(release, a2a=a2a, gpu=entry, quantization="modelopt_fp4", **spread)
+            if "nvfp4_online" in quantizations(release):
+                for runner in ("auto", "flashinfer_trtllm"):
+                    yield Deployment(release, runner, a2a, quantization="nvfp4_online", env=(w4a16,), **spread)
+    for variable, a2a, runner in BUFFERS:
+        if a2a in a2a_backends(release):
+            for chunk, batch, room in ((1024, 8, "128"), (2048, 8, "128"), (1024, 256, "128"), (-1, 8, "128")):
+                sizes = {"chunked_prefill_size": chunk, "cuda_graph_max_bs": batch, "env": ((variable, room),)}
+                yield Deployment(release, runner, a2a, quantization="modelopt_fp4", **sizes, **spread)
+            sizes = {"chunked_prefill_size": 1024, "cuda_graph_max_bs": 64, "env": ((variable, "128"),)}
+            yield Deployment(release, runner, a2a, quantization="modelopt_fp4", **sizes, **spread, **_SPECULATIVE)
+            few = {"tp": 2, "dp": 2, "enable_dp_attention": True, "gpu": gpu("H100"), "env": ((variable, "300"),)}
+            yield Deployment(release, runner, a2a, quantization="modelopt_fp4", chunked_prefill_size=256, max_prefill_tokens=256, **few)
+    if "deepep_v2" in a2a_backends(release):
+        yield Deployment(release, a2a="deepep_v2", chunked_prefill_size=128, cuda_graph_max_bs=16)
+        yield Deployment(release, a2a="deepep_v2", tp=8, chunked_prefill_size=1024, cuda_graph_max_bs=16)
     for runner in ("auto", "triton", "flashinfer_cutedsl"):
         yield Deployment(release, runner, **_SPECULATIVE)
+    for algorithm in ("NGRAM", "STANDALONE"):
+        for more in ({}, spread):
+            yield Deployment(release, speculative_algorithm=algorithm, speculative_num_draft_tokens=4, **more)
+    yield Deployment(release, **_SPECULATIVE | {"speculative_eagle_topk": 4, "speculative_num_draft_tokens": 8})
+    for runner in ("triton", "lora_triton"):
+        if runner in runners(release):
+            yield Deployment(release, speculative_moe_runner_backend=runner, **_SPECULATIVE)
 
 
 def _drawn(draw: random.Random, release: Release, flags: list[str]) -> Deployment:
