@@ -311,6 +311,9 @@ def _shapes() -> Iterator[Checkpoint]:
     ):
         base = open_checkpoint("deepseek-v3-mixed").config | fields
         yield from_configs(f"deepseek-v3-mixed, {what}", {**base, "quantization_config": nvfp4})
+    for base in ("deepseek-v3-mixed", "glm-moe-dsa-nvfp4", "qwen3-moe-mixed", "minimax-m2-nvfp4"):
+        yield _of(base, "another activation", nvfp4, hidden_act="gelu")
+        yield _of(base, "more experts for a token than there are", nvfp4, num_experts_per_tok=99)
     yield _of("nemotron-h-nvfp4-repaired", "latent experts", nvfp4, moe_latent_size=64)
     yield _of("nemotron-h-nvfp4-repaired", "no shared expert", nvfp4, n_shared_experts=0)
     pattern = {"layers_block_type": None, "hybrid_override_pattern": "ME*-"}

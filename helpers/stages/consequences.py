@@ -15,6 +15,7 @@ from helpers.stages.load import LOAD_RULES
 from helpers.stages.methods import NVFP4_EXPERTS
 from helpers.stages.modules import family_of
 from helpers.stages.route import Routing
+from helpers.stages.shape import SHAPE_RULES
 
 NVFP4 = "layers/quantization/modelopt_quant.py: ModelOptNvFp4FusedMoEMethod"
 PR_30443 = "https://github.com/sgl-project/sglang/pull/30443"
@@ -519,6 +520,7 @@ def draft_model_loses_its_quantization(case: Case) -> Iterator[Finding]:
 
 RULES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
     *LOAD_RULES,
+    *SHAPE_RULES,
     nvfp4_needs_blackwell,
     cutlass_is_refused,
     fused_function_is_missing,

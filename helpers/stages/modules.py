@@ -77,6 +77,7 @@ class Family:
     checkpoint_layers: the prefixes published checkpoints use for the same layers. parts: (text config, layer, release,
     quantisation name) -> parts of that layer. top: modules outside the layers. packed, mapper, remap: what the class hands to
     the quantisation config (model_loader/loader.py: _get_quantization_config). unprefixed: quantisations whose class starts at ``layers.``.
+    activation: the one hidden_act that the class does not refuse, "" where it does not look.
     """
 
     architectures: Mapping[str, str]
@@ -89,6 +90,7 @@ class Family:
     mapper: Callable[[Release], Mapper | None] = lambda release: None
     remap: bool = False
     unprefixed: tuple[str, ...] = ()
+    activation: str = ""
 
 
 def lm_head(prefix: str = "lm_head") -> Module:
@@ -308,11 +310,13 @@ DEEPSEEK = Family(
     parts=_deepseek,
     top=lambda config: (lm_head(),),
     packed=_deepseek_packed,
+    activation="silu",
 )
 
 KIMI_K25 = Family(
     architectures={"KimiK25ForConditionalGeneration": "0.5.11"},
     file="models/kimi_k25.py",
+    activation="silu",
     layers="model.layers.",
     checkpoint_layers=("language_model.model.layers.",),
     parts=_deepseek,
@@ -330,6 +334,7 @@ def _glm4_moe(text: dict, layer: int, release: Release, quantization: str) -> tu
 GLM4_MOE = Family(
     architectures={"Glm4MoeForCausalLM": "0.5.11"},
     file="models/glm4_moe.py",
+    activation="silu",
     layers="model.layers.",
     checkpoint_layers=("model.layers.",),
     parts=_glm4_moe,

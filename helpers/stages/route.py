@@ -115,6 +115,7 @@ def _route(checkpoint: Checkpoint, detection: Detection, release: Release, quant
             mapper=family.mapper(release) if family else None,
             remap=family is not None and family.remap,
         )
+        _check_activation(family, text)
     except Unloadable as problem:
         error = problem
     if error is None:
@@ -139,6 +140,14 @@ def _route(checkpoint: Checkpoint, detection: Detection, release: Release, quant
     )
     findings = route_findings.findings(checkpoint, detection, bare, error)
     return Routing(**{**vars(bare), "findings": findings})
+
+
+def _check_activation(family: Family | None, text: dict) -> None:
+    """Some model classes look at hidden_act while their layers are built."""
+    named = text.get("hidden_act")
+    if family is not None and family.activation and named not in (None, family.activation):
+        message = f"Unsupported activation: {named}. Only {family.activation} is supported for now."
+        raise Unloadable("ValueError", message, f"{family.file}: __init__")
 
 
 def _modules(family: Family | None, checkpoint: Checkpoint, release: Release, quantization: str | None, spec: Spec | None):
