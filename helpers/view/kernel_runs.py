@@ -55,7 +55,7 @@ def _right_row(block, kernel, found, results) -> dict:
 def wrong_rows(results: Iterable[Result]) -> list[dict]:
     """Everything that is not right: what it was, and what was seen."""
     names = ("question", "block", "kernel", "hidden", "tokens", "routing", "state", "reason", "cosine", "within", "ratio", "caught")
-    return [{name: result[name] for name in names if name in result} for result in results if not result["right"]]
+    return [{name: result.get(name, "") for name in names} for result in results if not result["right"]]
 
 
 def fault_rows(results: Iterable[Result]) -> list[dict]:
