@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     made = commands.add_parser("compare", help="hold the model equal to real releases", description=_COMPARE)
     made.add_argument("--releases", nargs="*", default=[], metavar="RELEASE", help="'all', or numbers; default: 0.5.15 0.5.16 0.5.23")
     made.add_argument("--sample", type=int, default=40, help="launches drawn for each checkpoint beside the whole tables (default 40)")
-    made.add_argument("--mutants", type=int, default=2, help="variations of each checkpoint (default 2)")
+    made.add_argument("--mutants", type=int, default=2, help="variations of each checkpoint (default 2); 0: published ones only")
     made.set_defaults(run=_compare)
     made = commands.add_parser("snapshot", help="record a release's answers and say what changed", description=_SNAPSHOT)
     made.add_argument("release", metavar="RELEASE", help="known or newer, e.g. 0.5.24")

@@ -146,6 +146,8 @@ def _maps() -> Iterator[Checkpoint]:
     for kind in ("W4A16_NVFP4", "FP8_PB_WO", "FP8_BLOCK_SCALES", "MXFP8"):
         layers = {EXPERTS.format(0): NVFP4 | {"group_size": 32}, EXPERTS.format(1): {"quant_algo": kind}, "lm_head": {"quant_algo": kind}}
         yield _qwen(f"{kind} experts in one layer", _map(quantized_layers=layers))
+    layers = {EXPERTS.format(0): {"quant_algo": "W4A16_NVFP4", "group_size": 32}, EXPERTS.format(1): NVFP4}
+    yield _qwen("two group sizes", _map(quantized_layers=layers))
     yield _qwen("NVFP4 embeddings", _map(quantized_layers={EXPERTS.format(0): NVFP4, "model.embed_tokens": NVFP4}))
     both = {EXPERTS.format(0): NVFP4, "model.embed_tokens": NVFP4, "lm_head": FP8}
     yield _qwen("NVFP4 embeddings, excluded", _map(quantized_layers=both, ignore=["model.embed_tokens", "lm_head"]))
@@ -377,7 +379,7 @@ _ARCHITECTURES = {
     ),
     "Qwen3VLMoeForConditionalGeneration": ("qwen3_vl_moe", _MOE | {"model_type": "qwen3_vl_moe_text"}, True),
     "Glm4MoeForCausalLM": ("glm4_moe", _ROUTED | {"use_qk_norm": True}, False),
-    "DeepseekV2ForCausalLM": ("deepseek_v2", _ROUTED | _LATENT | {"topk_method": "greedy"}, False),
+    "DeepseekV2ForCausalLM": ("deepseek_v2", _ROUTED | _LATENT | {"topk_method": "greedy", "scoring_func": "softmax"}, False),
     "KimiK3ForConditionalGeneration": (
         "kimi_k3",
         _ROUTED
@@ -429,24 +431,27 @@ _ARCHITECTURES = {
 }
 
 
+_PACKED = ("Cohere2MoeForCausalLM", "KimiK3ForConditionalGeneration", "MixtralForCausalLM")  # asked in compressed-tensors' words too
+
+
 def _families() -> Iterator[Checkpoint]:
     """Architectures that no bundled or public checkpoint has, as small as their classes allow."""
-    nvfp4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head", "model.layers.0.*"]}
-    fp8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [64, 64]}
+    modelopt = {"quant_method": "modelopt", "group_size": 16}
+    layers = {"model.layers.0.mlp.experts": NVFP4}
+    layers |= {f"{stem}.layers.0.self_attn.{part}_proj": FP8 for stem in ("model", "language_model.model") for part in "qkvg"}
+    sections = {
+        "not quantised": None,
+        "NVFP4": modelopt | NVFP4 | {"ignore": ["lm_head", "model.layers.0.*"]},
+        "mixed": modelopt | {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers, "kv_cache_scheme": FLOAT8},
+        "FP8": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [64, 64]},
+    }
+    mxfp4 = _groups(Linear=_scheme(4, "float", activations=False, group_size=32, strategy="group") | {"format": "mxfp4-pack-quantized"})
+    packed = {"packed NVFP4": _groups(Linear=_NVFP4_SCHEME | {"format": "nvfp4-pack-quantized"}), "packed MXFP4": mxfp4}
     for architecture, (model_type, text, nested) in _ARCHITECTURES.items():
         config = {"architectures": [architecture], "model_type": model_type}
         config |= {"text_config": text, "vision_config": _VISION} if nested else text
-        yield from_configs(f"a small {architecture}", config)
-        mixed = {
-            "quant_method": "modelopt",
-            "quant_algo": "MIXED_PRECISION",
-            "quantized_layers": {"model.layers.0.mlp.experts": NVFP4},
-            "kv_cache_scheme": FLOAT8,
-        }
-        packed = _groups(Linear=_NVFP4_SCHEME | {"format": "nvfp4-pack-quantized"})
-        mxfp4 = _groups(Linear=_scheme(4, "float", group_size=32, strategy="group") | {"format": "mxfp4-pack-quantized"})
-        for what, section in (("NVFP4", nvfp4), ("FP8", fp8), ("mixed", mixed), ("packed NVFP4", packed), ("packed MXFP4", mxfp4)):
-            yield from_configs(f"a small {architecture}, {what}", config | {"quantization_config": section})
+        for what, section in (sections | (packed if architecture in _PACKED else {})).items():
+            yield from_configs(f"a small {architecture}, {what}", config if section is None else config | {"quantization_config": section})
         if nested:
             inside = config | {"text_config": text | {"quantization_config": mxfp4}}
             yield from_configs(f"a small {architecture}, packed MXFP4 inside", inside)

@@ -108,7 +108,10 @@ class Report:
 def compare_releases(
     releases: Sequence[Release], sample: int, mutants: int, say: Callable[[str], None], subjects: Sequence[Checkpoint] | None = None
 ) -> Report:
-    """Asks the matrix of every release. sample, mutants: how many drawn launches and variations for each checkpoint."""
+    """Asks the matrix of every release.
+
+    sample, mutants: how many drawn launches and variations for each checkpoint; without any, no odd checkpoint (corners.py) is asked.
+    """
     subjects = tuple(subjects) if subjects is not None else checkpoints()
     whole = Report()
     with folders() as folder, ThreadPoolExecutor(min(WORKERS, os.cpu_count() or 1)) as pool:
@@ -129,7 +132,7 @@ def compare_release(release: Release, subjects: Sequence[Checkpoint], sample: in
             for variation in variations(checkpoint, release, mutants):
                 _ask_launches(worker, [Question(variation, launch) for launch in _launches(release)], folder, report)
                 _ask_modules(worker, variation, release, folder, report)
-        for corner in corners():
+        for corner in corners() if mutants else ():
             _ask_launches(worker, [Question(corner, launch) for launch in _launches(release)], folder, report)
             for flag in (None, *flags_of(corner, release)):
                 _ask_modules(worker, corner, release, folder, report, flag)
