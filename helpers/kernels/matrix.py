@@ -104,7 +104,9 @@ def differences(found: dict[str, dict], recorded: dict[str, dict]) -> list[str]:
     lines = []
     for name in dict.fromkeys([*found, *recorded]):
         now, then = _flat(found.get(name)), _flat(recorded.get(name))
-        lines += [f"{name}: {key}: {then.get(key)} → {now.get(key)}" for key in dict.fromkeys([*now, *then]) if now.get(key) != then.get(key)]
+        lines += [
+            f"{name}: {key}: {then.get(key)} → {now.get(key)}" for key in dict.fromkeys([*now, *then]) if now.get(key) != then.get(key)
+        ]
     return lines
 
 

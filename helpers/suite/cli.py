@@ -109,6 +109,11 @@ def parser(argv: Sequence[str]) -> tuple[Parser, dict[str, Parser]]:
         from helpers.nvfp4.audit.command import add_arguments  # imports torch
 
         add_arguments(add)
+    add = command("kernels", kernels, "NVFP4 kernels of the CuTe DSL: compile them for any GPU, run them on the one here")
+    if argv[:1] == ["kernels"]:
+        from helpers.kernels.command import add_arguments
+
+        add_arguments(add)
     command("checkpoints", checkpoints, "the names that stand for a checkpoint")
     command("releases", releases, "the SGLang releases the suite knows, with their pins")
     command("gpus", gpus, "the GPUs a deployment can be judged for")
@@ -135,6 +140,12 @@ def sglang(args: argparse.Namespace) -> int:
 
 def audit(args: argparse.Namespace) -> int:
     from helpers.nvfp4.audit import command
+
+    return command.main(args)
+
+
+def kernels(args: argparse.Namespace) -> int:
+    from helpers.kernels import command
 
     return command.main(args)
 
