@@ -112,7 +112,7 @@ def between(a: torch.Tensor, b: torch.Tensor, expected_a: Reference, expected_b:
     centre = expected_b.output + (expected_a.output - expected_b.output)
     apart = Reference(centre, (expected_a.sigma.square() + expected_b.sigma.square()).sqrt())
     found = errors(a.float() - b.float() + expected_b.output, apart)
-    return {"cosine": float(torch.cosine_similarity(a.float().flatten(), b.float().flatten(), 0)), "accepted": found["accepted"]}
+    return {"cosine": float(torch.cosine_similarity(a.double().flatten(), b.double().flatten(), 0)), "accepted": found["accepted"]}
 
 
 def one_expert_a_token(routing: Routing) -> Routing:

@@ -78,7 +78,7 @@ def _child(function, cases, first, limit, start, env) -> Iterator[Outcome]:
                 code = process.wait()
                 if code in (0, POISONED_EXIT) or current == len(cases):
                     return
-                yield Outcome(current, "crashed", None, _died(code, lines.errors), now - began)
+                yield Outcome(current, "crashed", None, _died(code, lines.last_words()), now - began)
                 return
             if "begin" in message:
                 current, began, allowed, waiting = message["begin"], now, limit, "for this case"
@@ -105,7 +105,13 @@ class _Lines:
 
     def __init__(self, messages: int, errors: int):
         self._messages, self._errors, self._buffer, self._open = messages, errors, b"", {messages, errors}
-        self.errors = ""
+        self._said = ""
+
+    def last_words(self) -> str:
+        """The end of what a child that has died complained of."""
+        while self._errors in self._open and (data := os.read(self._errors, 1 << 16)):
+            self._said += data.decode(errors="replace")
+        return self._said[-4000:]
 
     def next(self, seconds: float):
         """A message, "end" when the child has closed its end, "late" after ``seconds``."""
@@ -123,7 +129,7 @@ class _Lines:
                 elif descriptor == self._messages:
                     self._buffer += data
                 else:
-                    self.errors = (self.errors + data.decode(errors="replace"))[-4000:]
+                    self._said = (self._said + data.decode(errors="replace"))[-4000:]
         line, _, self._buffer = self._buffer.partition(b"\n")
         return json.loads(line)
 
