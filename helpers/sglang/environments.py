@@ -44,6 +44,11 @@ class Environment:
     transformers: str | None
     origin: str
 
+    @property
+    def can_load(self) -> bool:
+        """Is it built with what loading needs? Of the user's own installation nobody knows before it is asked."""
+        return self.origin != "cache" or bool(_kernels(self.release))
+
     def with_kernels(self) -> "Environment":
         """The same with FlashInfer and the CuTe DSL first on its path. UsageError says how to build them; the user's own has its own."""
         if self.origin != "cache":
