@@ -88,7 +88,16 @@ RUNNERS = {
             reject=_multiples(128, 32),
         ),
         Runner("cutedsl_moe_wrapper", SM100, W4A4, flashinfer_moe.cutedsl_wrapper, _w4a4_roundings, reject=_multiples(128, 128)),
-        Runner("grouped_gemm_masked", SM100, W4A4, flashinfer_moe.masked, _w4a4_roundings, reject=_multiples(128, 128)),
+        Runner(
+            "grouped_gemm_masked",
+            SM100,
+            W4A4,
+            flashinfer_moe.masked,
+            # Both products come back in bfloat16; they are added up in float32.
+            lambda tokens: Roundings(preactivation=True, contribution=1),
+            tokens=1024,
+            reject=_multiples(128, 128),
+        ),
         Runner("b12x_w4a4_moe", SM120, W4A4, flashinfer_moe.b12x_w4a4, _w4a4_roundings, reject=_multiples(128, 128)),
     )
 }
