@@ -431,7 +431,12 @@ _ARCHITECTURES = {
 }
 
 
-_PACKED = ("Cohere2MoeForCausalLM", "KimiK3ForConditionalGeneration", "MixtralForCausalLM")  # asked in compressed-tensors' words too
+# Asked in the words of compressed-tensors too.
+_PACKED = {
+    "Cohere2MoeForCausalLM": ("packed NVFP4", "packed MXFP4"),
+    "KimiK3ForConditionalGeneration": ("packed NVFP4", "packed MXFP4"),
+    "MixtralForCausalLM": ("packed NVFP4",),
+}
 
 
 def _families() -> Iterator[Checkpoint]:
@@ -445,13 +450,16 @@ def _families() -> Iterator[Checkpoint]:
         "mixed": modelopt | {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers, "kv_cache_scheme": FLOAT8},
         "FP8": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [64, 64]},
     }
-    mxfp4 = _groups(Linear=_scheme(4, "float", activations=False, group_size=32, strategy="group") | {"format": "mxfp4-pack-quantized"})
+    mxfp4 = _scheme(4, "float", activations=False, group_size=32, strategy="group") | {"format": "mxfp4-pack-quantized"}
+    mxfp4 = _groups(("lm_head", "re:.*self_attn.*", "re:.*mlp.*_proj"), **{"re:.*experts.*": mxfp4})
     packed = {"packed NVFP4": _groups(Linear=_NVFP4_SCHEME | {"format": "nvfp4-pack-quantized"}), "packed MXFP4": mxfp4}
     for architecture, (model_type, text, nested) in _ARCHITECTURES.items():
         config = {"architectures": [architecture], "model_type": model_type}
         config |= {"text_config": text, "vision_config": _VISION} if nested else text
-        for what, section in (sections | (packed if architecture in _PACKED else {})).items():
+        for what, section in (sections | {what: packed[what] for what in _PACKED.get(architecture, ())}).items():
+            if what == "packed MXFP4" and nested:  # its experts have a class of their own, which is not modelled
+                config["text_config"] = text | {"first_k_dense_replace": 2}
             yield from_configs(f"a small {architecture}, {what}", config if section is None else config | {"quantization_config": section})
-        if nested:
-            inside = config | {"text_config": text | {"quantization_config": mxfp4}}
-            yield from_configs(f"a small {architecture}, packed MXFP4 inside", inside)
+        if architecture.startswith("Kimi"):
+            inside = config | {"text_config": config["text_config"] | {"quantization_config": mxfp4}}
+            yield from_configs(f"a small {architecture}, packed MXFP4 in its text model", inside)
