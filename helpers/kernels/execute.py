@@ -58,14 +58,15 @@ def gpu_here() -> Gpu | None:
     return Gpu(name, tuple(int(part) for part in capability.split(".")), driver, len(lines))
 
 
-def major_here() -> int:
-    """Major compute capability, 0 for a CPU. InputError for a GPU that is too old for any of the kernels."""
-    gpu = gpu_here()
-    if gpu is None:
-        return 0
-    if gpu.capability < (8, 0):
-        raise InputError(f"{gpu.name} is {gpu.arch}: no kernel here runs below sm_80; hide it with CUDA_VISIBLE_DEVICES= to use the CPU")
-    return gpu.capability[0]
+def able() -> tuple[tuple[str, ...], str]:
+    """(names of the kernels that can run here, why those that need a GPU cannot or ""). The plain ones run on any machine."""
+    from helpers.kernels.runners import here
+    from helpers.kernels.versions import here as platform
+    from helpers.kernels.versions import run_blocker
+
+    machine = platform()
+    why = run_blocker(machine)
+    return here(0 if why else machine.capability[0]), why
 
 
 def numbers(text: str, most: int) -> tuple[int, ...]:
@@ -126,11 +127,8 @@ def quantise_cases(hidden: int, kernels: Sequence[str], timed: bool, rows: Seque
     ]
 
 
-def everything(major: int, blocks: Sequence[Block], tokens: Sequence[int]) -> list[dict]:
-    """What a record holds: all kernels of this GPU, on synthetic experts of each geometry, under every routing; and the ceilings."""
-    from helpers.kernels.runners import here
-
-    kernels = here(major)
+def everything(kernels: Sequence[str], blocks: Sequence[Block], tokens: Sequence[int]) -> list[dict]:
+    """What a record holds: the kernels on synthetic experts of each geometry, under every routing, timed; and the ceilings."""
     found = [{"question": "ceilings"}]
     for hidden in sorted({block.hidden for block in blocks}):
         found += quantise_cases(hidden, kernels, True)
@@ -253,9 +251,9 @@ def command_cases(args) -> list[dict]:
 
     if bool(args.checkpoint) == bool(args.blocks):
         raise UsageError("name either --checkpoint or --blocks")
-    major = major_here()
-    kernels, tokens = chosen(args.kernels, major), numbers(args.tokens, MOST_TOKENS)
-    timed = major > 0 and not args.no_timing
+    possible, why = able()
+    kernels, tokens = chosen(args.kernels, possible, why), numbers(args.tokens, MOST_TOKENS)
+    timed = not why and not args.no_timing
     if args.checkpoint:
         from helpers.checkpoint import open_checkpoint
 

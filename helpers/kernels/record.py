@@ -135,12 +135,12 @@ def record_command(args) -> int:
     from helpers.kernels.geometry import NAMED
     from helpers.kernels.inputs import MOST_TOKENS
 
-    gpu = execute.gpu_here()
-    if gpu is None:
-        raise UsageError("no GPU is here, so there is nothing to record; `python -m helpers kernels run` checks what a CPU can")
+    gpu, (kernels, why) = execute.gpu_here(), execute.able()
+    if gpu is None or why:
+        raise UsageError(f"nothing to record: {why}; `python -m helpers kernels run` checks what a CPU can")
     tokens = execute.numbers(args.tokens, MOST_TOKENS) if args.tokens else execute.TOKENS
     chosen = execute.blocks(args.blocks) if args.blocks else tuple(NAMED.values())
-    cases = execute.everything(execute.major_here(), chosen, tokens)
+    cases = execute.everything(kernels, chosen, tokens)
     print(execute.budget(cases), file=sys.stderr)
     before, found = measure.clocks(), []
     for result in execute.results(cases):

@@ -111,13 +111,12 @@ def here(major: int) -> tuple[str, ...]:
     return moe + (tuple(QUANTISE) if major >= 9 else ())
 
 
-def chosen(names: str, major: int) -> tuple[str, ...]:
-    """Comma separated, "" for all that run here. UsageError for an unknown one, or for one that does not run here."""
-    possible = here(major)
+def chosen(names: str, possible: tuple[str, ...], why: str = "") -> tuple[str, ...]:
+    """Comma separated, "" for all that are possible here. UsageError for an unknown one, or for one that is not, with the reason."""
     picked = tuple(name.strip() for name in names.split(",") if name.strip())
     for name in picked:
         if name not in NAMES:
             raise unknown("kernel", name, NAMES)
         if name not in possible:
-            raise UsageError(f"{name} does not run on {'a CPU' if major == 0 else f'SM{major}x'}; what does: {', '.join(possible)}")
+            raise UsageError(f"{name} cannot run here{f' ({why})' if why else ''}; what can: {', '.join(possible)}")
     return picked or possible

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from helpers.checkpoint import open_checkpoint
 from helpers.errors import InputError, UsageError
-from helpers.kernels import cases, execute
+from helpers.kernels import cases, execute, versions
 from helpers.kernels.geometry import NAMED, Block
 from helpers.kernels.isolate import Outcome
 from helpers.kernels.runners import RUNNERS, chosen, here
@@ -60,18 +61,12 @@ def test_the_gpu_is_what_nvidia_smi_says(monkeypatch):
 )
 def test_no_driver_is_no_gpu(monkeypatch, error):
     answer(monkeypatch, error=error)
-    assert execute.gpu_here() is None and execute.major_here() == 0
+    assert execute.gpu_here() is None
 
 
 def test_a_driver_that_finds_nothing_is_no_gpu(monkeypatch):
     answer(monkeypatch, "No devices were found\n")
     assert execute.gpu_here() is None
-
-
-def test_a_gpu_that_is_too_old_is_named(monkeypatch):
-    answer(monkeypatch, "Tesla T4, 7.5, 580.1\n")
-    with pytest.raises(InputError, match="Tesla T4 is sm_75: no kernel here runs below sm_80"):
-        execute.major_here()
 
 
 def test_each_gpu_gets_its_kernels():
@@ -81,10 +76,22 @@ def test_each_gpu_gets_its_kernels():
 
 
 def test_a_kernel_that_cannot_run_here_is_refused_with_what_can():
-    with pytest.raises(UsageError, match="b12x_w4a16_moe does not run on a CPU; what does: torch_w4a16, torch_w4a4"):
-        chosen("b12x_w4a16_moe", 0)
+    with pytest.raises(UsageError, match=r"b12x_w4a16_moe cannot run here \(no driver\); what can: torch_w4a16, torch_w4a4"):
+        chosen("b12x_w4a16_moe", here(0), "no driver")
     with pytest.raises(UsageError, match="did you mean frost_w4a16_moe"):
-        chosen("frost_w4a16", 9)
+        chosen("frost_w4a16", here(9))
+
+
+def test_a_gpu_whose_packages_do_not_fit_leaves_the_plain_kernels_and_the_reason(monkeypatch):
+    ready = versions.Platform("linux", "0.7.4", "4.8.1", (13,), "3.6", "2.11.0", 13, (13, 0), "NVIDIA H200", (9, 0))
+    monkeypatch.setattr(versions, "here", lambda: ready)
+    assert execute.able() == (here(9), "")
+    monkeypatch.setattr(versions, "here", lambda: replace(ready, flashinfer=None))
+    names, why = execute.able()
+    assert names == here(0) and "flashinfer-python is not installed" in why
+    monkeypatch.setattr(versions, "here", lambda: replace(ready, gpu="Tesla T4", capability=(7, 5)))
+    names, why = execute.able()
+    assert names == here(0) and "Tesla T4 is SM75" in why
 
 
 # Plans ----------------------------------------------------------------------------------------------------------------

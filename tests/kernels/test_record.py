@@ -105,13 +105,14 @@ def arguments(tmp_path):
 
 def test_without_a_gpu_there_is_nothing_to_record(monkeypatch, tmp_path):
     monkeypatch.setattr(execute, "gpu_here", lambda: None)
-    with pytest.raises(UsageError, match="no GPU is here, so there is nothing to record"):
+    with pytest.raises(UsageError, match=r"nothing to record: .*; `python -m helpers kernels run` checks what a CPU can"):
         record.record_command(arguments(tmp_path))
 
 
 @pytest.mark.parametrize("right", [True, False])
 def test_the_command_writes_the_file_whether_right_or_not(monkeypatch, tmp_path, capsys, right):
     monkeypatch.setattr(execute, "gpu_here", lambda: H200)
+    monkeypatch.setattr(execute, "able", lambda: (("torch_w4a16",), ""))
     monkeypatch.setattr(execute, "results", lambda cases: iter([RESULT | {"right": right}]))
     monkeypatch.setattr(measure, "clocks", dict)
     assert record.record_command(arguments(tmp_path)) == (0 if right else 1)
