@@ -18,6 +18,7 @@ from helpers.sglang.compare import Disagreement, Folders, built_model, compare_a
 from helpers.sglang.corners import corners, flags_of
 from helpers.sglang.matrix import Question, argument_questions, checkpoints
 from helpers.sglang.mutants import mutant
+from helpers.sglang.ranks import RankQuestion, built_rank, judge_rank, rank_questions
 from helpers.stages.detect import detect
 from helpers.stages.route import route
 
@@ -62,8 +63,8 @@ def known() -> tuple[Known, ...]:
 class Report:
     """What was asked and what differed.
 
-    questions: how many launches were answered; asked: the distinct ones. modules: how many were compared. launches, models: the
-    releases' answers, kept so that a changed model can be held against them without asking again.
+    questions: how many launches were answered; asked: the distinct ones. modules: how many were compared. launches, models, ranks:
+    the releases' answers, kept so that a changed model can be held against them without asking again.
     """
 
     questions: int = 0
@@ -71,6 +72,7 @@ class Report:
     asked: set = field(default_factory=set)
     launches: list[tuple[Question, dict]] = field(default_factory=list)
     models: list[tuple[Checkpoint, Release, ModelAnswer, str | None]] = field(default_factory=list)
+    ranks: list[tuple[RankQuestion, ModelAnswer]] = field(default_factory=list)
     disagreements: list[Disagreement] = field(default_factory=list)
     explained: dict[str, list[Disagreement]] = field(default_factory=lambda: defaultdict(list))
 
@@ -89,6 +91,7 @@ class Report:
         self.asked |= other.asked
         self.launches += other.launches
         self.models += other.models
+        self.ranks += other.ranks
         self.disagreements += other.disagreements
         for name, found in other.explained.items():
             self.explained[name] += found
@@ -118,7 +121,7 @@ def compare_releases(
         asked = [pool.submit(compare_release, release, subjects, sample, mutants, folder) for release in releases]
         for release, future in zip(releases, asked, strict=True):
             report = future.result()
-            say(f"sglang {release}: {report.last_line} modules={report.modules}")
+            say(f"sglang {release}: {report.last_line} modules={report.modules} ranks={len(report.ranks)}")
             whole.merge(report)
     return whole
 
@@ -132,6 +135,10 @@ def compare_release(release: Release, subjects: Sequence[Checkpoint], sample: in
             for variation in variations(checkpoint, release, mutants):
                 _ask_launches(worker, [Question(variation, launch) for launch in _launches(release)], folder, report)
                 _ask_modules(worker, variation, release, folder, report)
+        for question in rank_questions(release, subjects):
+            real = built_rank(worker, question, folder)
+            report.ranks.append((question, real))
+            report.add(judge_rank(question, real))
         for corner in corners() if mutants else ():
             _ask_launches(worker, [Question(corner, launch) for launch in _launches(release)], folder, report)
             for flag in (None, *flags_of(corner, release)):

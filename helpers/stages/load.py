@@ -55,41 +55,96 @@ def _old_gpu_remedy(case: Case) -> str:
 
 
 def ranks_do_not_divide(case: Case) -> Iterator[Finding]:
-    """tp is cut into groups of ep ranks; what is left over belongs to no group, and its process stops on an assertion."""
-    if case.deployment.tp % case.ep == 0:
+    """tp is cut into groups of ep ranks. What is left over has no group: every rank stops before the model is built."""
+    tp, ep = case.deployment.tp, case.ep
+    if tp % ep == 0:
         return
+    checked = case.release.at_least("0.5.21")
     yield Finding(
         id="load.ranks_do_not_divide",
         stage="load",
         severity="fails_to_load",
-        read=f"--tp-size {case.deployment.tp}, ep {case.ep}",
-        observed=f"AssertionError: of {case.deployment.tp} ranks, {case.deployment.tp % case.ep} in no expert parallel group",
+        read=f"--tp-size {tp}, ep {ep}",
+        observed=f"ValueError: parallel topology is inconsistent: {tp} ranks in groups of {ep}"
+        if checked
+        else f"ValueError: of {tp} ranks in groups of {ep}, one group is to have rank {tp}, which does not exist",
         expected="ep divides tp",
-        why="tp / ep is rounded down when the groups are made, and a rank without a group has no communicator",
-        source=f"sglang {case.release} distributed/parallel_state.py: initialize_model_parallel, GroupCoordinator.__init__",
-        remedy=f"--ep-size {math.gcd(case.deployment.tp, case.ep)}",
+        why="tp / ep is rounded down, and the product is compared with tp"
+        if checked
+        else "tp / ep is rounded down when the groups are made",
+        source=f"sglang {case.release} "
+        + ("runtime_context.py: _validate_parallel" if checked else "distributed/parallel_state.py: GroupCoordinator.__init__"),
+        remedy=f"--ep-size {math.gcd(tp, ep)}",
         releases=ALL,
     )
+
+
+# Where the attention class is, for model classes whose own file does not have it.
+_ATTENTION = {
+    "Gemma4ForConditionalGeneration": "models/gemma4_causal.py",
+    "KimiK25ForConditionalGeneration": "models/deepseek_v2.py",
+    "MiniMaxM3SparseForConditionalGeneration": "models/minimax_m3.py",
+}
+# Model classes that share the heads of their vision tower out among the same ranks, and the key of vision_config that counts them.
+_VISION_HEADS = {
+    "Gemma4ForConditionalGeneration": "num_attention_heads",
+    "Qwen3_5MoeForConditionalGeneration": "num_heads",
+    "KimiK25ForConditionalGeneration": "vt_num_attention_heads",
+    "MiniMaxM3SparseForConditionalGeneration": "num_attention_heads",
+}
+_DIVIDE = "distributed/utils.py: ensure_divisibility, from "
+
+
+def _attention_ranks(case: Case) -> int:
+    """Ranks that share one attention layer. Gemma 4's class knows no attention data parallelism."""
+    if case.checkpoint.architecture.startswith("Gemma4"):
+        return case.deployment.tp
+    return max(1, case.deployment.tp // max(1, case.admission.attention_dp))
+
+
+def _not_shared_out(case: Case, ranks: int) -> Iterator[tuple[str, int, str]]:
+    """(key of config.json, its number, file: function that stops) for each number that the ranks do not divide."""
+    text, architecture = case.checkpoint.text_config, case.checkpoint.architecture
+    file = _ATTENTION.get(architecture, family_of(case.checkpoint).file) + ": __init__ of the attention class"
+    vision = case.checkpoint.config.get("vision_config")
+    counts = {name: text.get(name) for name in ("num_attention_heads", "num_key_value_heads", "linear_num_key_heads", "mamba_num_heads")}
+    counts["vision_config.num_heads"] = vision.get(_VISION_HEADS.get(architecture)) if isinstance(vision, dict) else None
+    if architecture == "NemotronHForCausalLM":
+        counts["mamba_n_groups"] = text.get("mamba_n_groups", 8)  # the default of SGLang's own config class; n_groups is not read
+    places = {
+        "num_attention_heads": _DIVIDE + file if architecture == "DeepseekV4ForCausalLM" else file,
+        "num_key_value_heads": file,
+        "linear_num_key_heads": _DIVIDE + "layers/linear.py",
+        "mamba_num_heads": _DIVIDE + "configs/mamba_utils.py",
+        "mamba_n_groups": "layers/attention/mamba/mamba.py: MambaMixer2.__init__",
+        "vision_config.num_heads": _DIVIDE + "layers/attention/vision.py: VisionAttention.__init__",
+    }
+    uneven = {key: count for key, count in counts.items() if type(count) is int and count > 0 and count % ranks}
+    few = uneven.get("num_key_value_heads")
+    if few and (ranks % few == 0 or "kv_lora_rank" in text or "num_attention_heads" in uneven):
+        del uneven["num_key_value_heads"]  # held by several ranks each, not shared out at all, or never looked at
+    for key, count in uneven.items():
+        yield key, count, places[key]
 
 
 def heads_do_not_divide(case: Case) -> Iterator[Finding]:
-    """Every attention class of the families that are modelled asserts it while the model is built."""
-    heads = case.checkpoint.text_config.get("num_attention_heads")
-    ranks = max(1, case.deployment.tp // max(1, case.admission.attention_dp))
-    if type(heads) is not int or heads % ranks == 0 or family_of(case.checkpoint) is None:
+    """Heads are shared out among the ranks of one attention group; the model classes assert that this comes out even."""
+    ranks = _attention_ranks(case)
+    if family_of(case.checkpoint) is None:
         return
-    yield Finding(
-        id="load.heads_do_not_divide",
-        stage="load",
-        severity="fails_to_load",
-        read=f"config.json: num_attention_heads {heads}; --tp-size {case.deployment.tp}",
-        observed=f"AssertionError: {heads} attention heads on {ranks} ranks",
-        expected="as many heads on every rank",
-        why="attention heads are shared out among the ranks of tensor parallelism (of one group of them, under attention data parallelism)",
-        source=f"sglang {case.release} models: the attention class of {case.checkpoint.architecture}",
-        remedy=f"--tp-size {math.gcd(heads, ranks)}",
-        releases=ALL,
-    )
+    for key, count, place in _not_shared_out(case, ranks):
+        yield Finding(
+            id="load.heads_do_not_divide",
+            stage="load",
+            severity="fails_to_load",
+            read=f"config.json: {key} {count}; --tp-size {case.deployment.tp}",
+            observed=f"AssertionError: {count} is not divisible by {ranks}",
+            expected="as many on every rank",
+            why="heads are shared out among the ranks of tensor parallelism (of one group of them, under attention data parallelism)",
+            source=f"sglang {case.release} {place}",
+            remedy=f"--tp-size {math.gcd(count, ranks)}",
+            releases=ALL,
+        )
 
 
 def experts_do_not_divide(case: Case) -> Iterator[Finding]:
@@ -101,6 +156,40 @@ def experts_do_not_divide(case: Case) -> Iterator[Finding]:
         yield _not_divisible(case, "experts", geometry.experts, "ep", case.ep)
     elif geometry.intermediate % case.moe_tp:
         yield _not_divisible(case, "intermediate size of an expert", geometry.intermediate, "tp / ep", case.moe_tp)
+
+
+# MoE blocks that want at least as many experts as ranks, whatever ep is: architecture -> where its block is.
+_EXPERTS_FOR_ALL = {
+    "DeepseekV3ForCausalLM": "models/deepseek_v2.py",
+    "DeepseekV32ForCausalLM": "models/deepseek_v2.py",
+    "DeepseekV4ForCausalLM": "models/deepseek_v2.py",
+    "GlmMoeDsaForCausalLM": "models/deepseek_v2.py",
+    "KimiK25ForConditionalGeneration": "models/deepseek_v2.py",
+    "MiniMaxM2ForCausalLM": "models/minimax_m2.py",
+    "MiniMaxM3SparseForConditionalGeneration": "models/minimax_m3.py",
+    "Qwen3MoeForCausalLM": "models/qwen3_moe.py",
+    "Qwen3_5MoeForConditionalGeneration": "models/qwen2_moe.py",
+}
+
+
+def more_ranks_than_experts(case: Case) -> Iterator[Finding]:
+    """Some model classes refuse it, although with ep 1 every rank would hold a slice of each expert."""
+    geometry, tp = case.shape.geometry, case.deployment.tp
+    place = _EXPERTS_FOR_ALL.get(case.checkpoint.architecture)
+    if geometry is None or place is None or tp <= geometry.experts:
+        return
+    yield Finding(
+        id="load.more_ranks_than_experts",
+        stage="load",
+        severity="fails_to_load",
+        read=f"config.json: experts {geometry.experts}; --tp-size {tp}",
+        observed=f"ValueError: Tensor parallel size {tp} is greater than the number of experts {geometry.experts}.",
+        expected="at most as many ranks as experts",
+        why="the MoE block compares them when it is built",
+        source=f"sglang {case.release} {place}: __init__ of the MoE block",
+        remedy=f"--tp-size {geometry.experts}",
+        releases=ALL,
+    )
 
 
 def _not_divisible(case: Case, what: str, size: int, ranks: str, count: int) -> Finding:
@@ -240,6 +329,31 @@ def input_scales_are_not_sliced(case: Case) -> Iterator[Finding]:
     )
 
 
+def marlin_tiles_do_not_fit(case: Case) -> Iterator[Finding]:
+    """Marlin repacks weights in tiles of 16 columns and 64 rows, and pads neither."""
+    local, geometry = _local_intermediate(case), case.shape.geometry
+    if _layout(case) != "marlin" or local is None:
+        return
+    rows = local * (2 if geometry.gated else 1)
+    sizes = (("k", geometry.expert_hidden, 16), ("n", rows, 64), ("k", local, 16), ("n", geometry.expert_hidden, 64))
+    wrong = next(((name, size, tile) for name, size, tile in sizes if size % tile), None)
+    if wrong is None:
+        return
+    name, size, tile = wrong
+    yield Finding(
+        id="load.marlin_tiles",
+        stage="load",
+        severity="fails_to_load",
+        read=f"config.json: intermediate size {geometry.intermediate}; tp {case.deployment.tp}, ep {case.ep}; runner marlin",
+        observed=f"RuntimeError: size_{name} = {size} is not divisible by tile_{name}_size = {tile}",
+        expected=f"a multiple of {tile}",
+        why="Marlin repacks weights in tiles of 16 columns and 64 rows and pads neither",
+        source=f"sglang {case.release} layers/quantization/marlin_utils_fp4.py: prepare_moe_nvfp4_layer_for_marlin; gptq_marlin_repack",
+        remedy="--moe-runner-backend flashinfer_trtllm, which pads",
+        releases=ALL,
+    )
+
+
 @lru_cache(maxsize=256)
 def _embedding_read_by_nemotron(checkpoint: Checkpoint) -> bool:
     return any(name in checkpoint.tensors for name in _NEMOTRON_EMBEDDINGS)
@@ -304,16 +418,26 @@ def _local_intermediate(case: Case) -> int | None:
     return geometry.intermediate // case.moe_tp
 
 
+# What ends process_weights_after_loading() of an NVFP4 block, in its order.
+PROCESS_RULES = (
+    marlin_tiles_do_not_fit,
+    input_scales_are_not_sliced,
+    group_size_is_not_16,
+    gated_halves_need_64_rows,
+)
+
 LOAD_RULES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
     gpu_is_too_old,
     ranks_do_not_divide,
     heads_do_not_divide,
+    more_ranks_than_experts,
     experts_do_not_divide,
     gated_halves_need_64_rows,
     scale_groups_are_cut,
     fp8_blocks_are_cut,
     group_size_is_not_16,
     input_scales_are_not_sliced,
+    marlin_tiles_do_not_fit,
     embedding_is_not_loaded,
     geometry_is_missing,
 )

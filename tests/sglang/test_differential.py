@@ -13,6 +13,8 @@ from helpers.sglang.build import DEFAULT_RELEASES
 from helpers.sglang.compare import judge_arguments, judge_modules
 from helpers.sglang.differential import compare_releases, known
 from helpers.sglang.oracle import askable, mode
+from helpers.sglang.ranks import judge_rank
+from helpers.stages import consequences, load
 
 pytestmark = pytest.mark.timeout(2400)
 
@@ -169,3 +171,12 @@ def test_every_condition_is_asked(turned):
 
 def test_turning_round_any_condition_is_noticed(turned):
     assert turned[1] == set(NOT_HELD)
+
+
+@pytest.mark.parametrize(
+    "rule", [load.ranks_do_not_divide, load.heads_do_not_divide, load.more_ranks_than_experts, load.experts_do_not_divide]
+)
+def test_leaving_out_a_rule_about_ranks_is_noticed(report, rule, monkeypatch):
+    _needs_all_three()
+    monkeypatch.setattr(consequences, "RULES", tuple(kept for kept in consequences.RULES if kept is not rule))
+    assert any(_differs(judge_rank, *recorded) for recorded in report.ranks)

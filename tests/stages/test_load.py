@@ -160,6 +160,6 @@ def test_ranks_left_out_of_every_expert_group_fail():
 
 def test_attention_heads_are_shared_out_among_the_ranks():
     severity, observed, remedy = found(tp=16, ep=16)["load.heads_do_not_divide"]
-    assert (severity, observed, remedy) == ("fails_to_load", "AssertionError: 8 attention heads on 16 ranks", "--tp-size 8")
+    assert (severity, observed, remedy) == ("fails_to_load", "AssertionError: 8 is not divisible by 16", "--tp-size 8")
     assert "load.heads_do_not_divide" not in found(tp=16, ep=16, dp=2, enable_dp_attention=True)
     assert "load.heads_do_not_divide" not in found(tp=8, ep=8)
