@@ -76,11 +76,15 @@ def share_of(answer: LoadAnswer) -> Share:
     return Share(experts[0], len(experts), answer.share["moe_tp_rank"], answer.share["moe_tp_size"])
 
 
-def prove_load(checkpoint: Checkpoint, answer: LoadAnswer) -> Proof | None:
-    """The proof of a block that was loaded and written out; None when it was not, or is not NVFP4."""
-    if not answer.accepted or answer.processed is None or answer.method != NVFP4_METHOD:
-        return None
-    tensors = {name: tensor.detach() for name, tensor in load_file(answer.processed).items()}
+def prove_load(checkpoint: Checkpoint, answer: LoadAnswer) -> Proof:
+    """The proof of a block that was loaded and written out. InputError says why there is nothing to prove."""
+    if not answer.accepted or answer.processed is None:
+        raise InputError(f"layer {answer.layer} was not loaded: {answer.error}: {answer.message}")
+    if answer.method != NVFP4_METHOD:
+        raise InputError(f"layer {answer.layer} is built by {answer.method}; the proof reads NVFP4 experts")
+    if answer.source is None:
+        raise InputError(f"no tensor of {checkpoint.name} was written into {answer.name}")
+    tensors = load_file(answer.processed)
     geometry = checkpoint.geometry
     activation = Activation(ACTIVATIONS.get(geometry.activation, "silu") if geometry.gated else "relu2")
     with Stored(checkpoint, answer.source) as stored:

@@ -21,13 +21,16 @@ from helpers.suite.checks import check, not_run
 MODES = ("off", "auto", "required")
 
 
-def to_ask(oracle: str, versions: Sequence[str]) -> tuple[str, ...]:
-    """The releases that will be asked. UsageError for an unknown mode, or for a required release without an environment."""
+def to_ask(oracle: str, versions: Sequence[str], to_load: bool = False) -> tuple[str, ...]:
+    """The releases that will be asked. UsageError for an unknown mode, or for a required release without an environment.
+
+    to_load: only those that are built with the FlashInfer which loading needs.
+    """
     if oracle not in MODES:
         raise unknown("oracle", oracle, MODES)
     if oracle == "off":
         return ()
-    found = environments()
+    found = {version: built for version, built in environments().items() if not to_load or built.can_load}
     missing = [version for version in versions if version not in found]
     if oracle == "required" and missing:
         raise UsageError(f'no environment for sglang {", ".join(missing)}: make sglang RELEASES="{" ".join(missing)}"')
@@ -50,13 +53,13 @@ def model(checkpoint: Checkpoint, asked: Deployment) -> ModelAnswer:
         return worker.model(folder, asked)
 
 
-def agrees(id: str, oracle: str, asked: bool, observed: object, expected: object, why: str) -> None:
-    """Check the real release's answer against the model's, or record why it was not asked."""
+def agrees(id: str, oracle: str, asked: bool, observed: object, expected: object, why: str, reason: str = "") -> None:
+    """Check the real release's answer against the model's, or record why it was not asked. reason: why, whatever ``oracle`` says."""
     if asked:
         check(id, observed, expected, why)
     else:
-        reason = "oracle is off" if oracle == "off" else "none of these releases is built"
-        not_run(id, f"the real release was not asked: {reason}", "make sglang, then ORACLE=auto (or -p oracle=auto)")
+        why_not = reason or ("oracle is off" if oracle == "off" else "none of these releases is built")
+        not_run(id, f"the real release was not asked: {why_not}", "" if reason else "make sglang, then ORACLE=auto (or -p oracle=auto)")
 
 
 @contextmanager

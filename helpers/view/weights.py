@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib import rc_context
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from helpers.view.figures import STYLE, WIDTH
 from helpers.view.palette import BLACK, BLUE, ORANGE
@@ -53,4 +55,25 @@ def compared(names: Sequence[str], series: Mapping[str, Sequence[float]], *, xla
         axes.set_ylabel(ylabel)
         axes.spines[["top", "right"]].set_visible(False)
         fig.legend(loc="outside upper center", ncols=2, frameon=False)
+    return fig
+
+
+def halves(columns: Mapping[str, np.ndarray], rows: int, names: tuple[str, str], ylabel: str) -> Figure:
+    """Strips of rows beside each other, one a column: columns[title] holds which row lies where, the first half's 0 to rows - 1 and the
+    second's from rows on. Colour says which half, lightness how far down it a row comes from."""
+    with rc_context(STYLE):
+        fig = Figure(figsize=(WIDTH, 4.6), layout="constrained")
+        axes = fig.subplots(1, len(columns), sharey=True)
+        for strip, (title, order) in zip(axes, columns.items(), strict=True):
+            far = 0.25 + 0.75 * (order % rows) / (rows - 1)
+            colours = np.where((order < rows)[:, None], np.array(to_rgb(BLUE)), np.array(to_rgb(ORANGE)))
+            picture = 1 - far[:, None] * (1 - colours)
+            strip.imshow(picture[:, None, :], aspect="auto", interpolation="nearest", extent=(0, 1, len(order), 0))
+            strip.set_title(title, fontsize=8.5)
+            strip.set_xticks([])
+        axes[0].set_ylabel(ylabel)
+        axes[0].set_yticks(range(0, 2 * rows + 1, 32))
+        handles = [Rectangle((0, 0), 1, 1, facecolor=colour) for colour in (BLUE, ORANGE)]
+        labels = [f"{name}, row 0 light to row {rows - 1} dark" for name in names]
+        fig.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
     return fig
