@@ -18,6 +18,7 @@ NATIVE = Question("nvfp4_quantize", QWEN, "sm_120a", "linear")
 HOPPER = Question("nvfp4_quantize", QWEN, "sm_90a", "linear")
 SOFTWARE = Question("nvfp4_quantize", QWEN, "sm_90a", "linear", software=True)
 TINY = Question("run_moe_w4a4", Block("tiny", 64, 32, 4, 2), "sm_120a")
+NARROW = Question("cutedsl_moe_wrapper", Block("narrow", 4096, 48, 512, 10), "sm_100a")
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def cold(tmp_path_factory):
     """A cache of its own, and the results that filled it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NVFP4_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield compile_all([NATIVE, HOPPER, SOFTWARE, TINY, NATIVE])
+        yield compile_all([NATIVE, HOPPER, SOFTWARE, TINY, NATIVE, NARROW])
 
 
 def names(result) -> str:
@@ -34,8 +35,8 @@ def names(result) -> str:
 
 @needs_library
 def test_results_come_in_the_order_of_the_questions(cold):
-    assert [result.question for result in cold] == [NATIVE, HOPPER, SOFTWARE, TINY, NATIVE]
-    assert [result.fact for result in cold] == ["compiled", "assembler", "compiled", "geometry", "compiled"]
+    assert [result.question for result in cold] == [NATIVE, HOPPER, SOFTWARE, TINY, NATIVE, NARROW]
+    assert [result.fact for result in cold] == ["compiled", "assembler", "compiled", "geometry", "compiled", "geometry"]
 
 
 @needs_library
@@ -54,6 +55,7 @@ def test_the_software_conversion_replaces_that_instruction_and_no_other(cold):
 @needs_library
 def test_a_block_that_the_library_does_not_accept_is_not_compiled(cold):
     assert "does not accept tiny" in cold[3].reason and cold[3].seconds == 0
+    assert "does not accept narrow" in cold[5].reason and "any of its 16 variants" in cold[5].reason
 
 
 @needs_library
@@ -148,7 +150,6 @@ def test_every_claim_says_where_it_was_read():
 
 @needs_library
 def test_the_block_decides_which_variants_are_legal():
-    legal = tactics(["cutedsl_moe_wrapper", "gather_grouped_gemm"], NAMED["qwen3.5-397b"], "sm_100a")
+    legal = tactics(["cutedsl_moe_wrapper", "mm_fp4_cute_dsl"], NAMED["qwen3.5-397b"], "sm_100a")
     assert len(legal["cutedsl_moe_wrapper"]) == 16 and all(legal["cutedsl_moe_wrapper"].values())
-    narrow = tactics(["cutedsl_moe_wrapper"], Block("narrow", 4096, 48, 512, 10), "sm_100a")
-    assert not any(narrow["cutedsl_moe_wrapper"].values())
+    assert set(legal["mm_fp4_cute_dsl"].values()) == {True}

@@ -56,11 +56,11 @@ def cute_dsl(block: Block, target: Target, name: str) -> None:
 
 
 def _cute_dsl_legal(block: Block) -> dict[str, bool]:
-    sizes = (TOKENS, block.intermediate, block.hidden, 1)
-    return {
-        name: Sm100.can_implement(F4, E4M3, NVFP4_BLOCK, BF16, tiler, cluster, *sizes, "k", "k", "m" if exchanged else "n")
-        for name, (tiler, cluster, exchanged) in CUTE_DSL.items()
-    }
+    def legal(tiler, cluster, exchanged: bool) -> bool:
+        m, n, c_major = (block.intermediate, TOKENS, "m") if exchanged else (TOKENS, block.intermediate, "n")
+        return Sm100.can_implement(F4, E4M3, NVFP4_BLOCK, BF16, tiler, cluster, m, n, block.hidden, 1, "k", "k", c_major)
+
+    return {name: legal(*variant) for name, variant in CUTE_DSL.items()}
 
 
 def _cute_dsl_sm12x_tactics(block: Block) -> dict:
@@ -69,8 +69,8 @@ def _cute_dsl_sm12x_tactics(block: Block) -> dict:
 
 
 def _cute_dsl_sm12x_legal(block: Block) -> dict[str, bool]:
-    legal = sm12x_policy.valid_tactics(TOKENS, block.intermediate, block.hidden)
-    return {name: tactic in legal for name, tactic in _cute_dsl_sm12x_tactics(block).items()}
+    sizes = (TOKENS, block.intermediate, block.hidden)
+    return {name: sm12x_policy.compatible(*sizes, tactic) for name, tactic in _cute_dsl_sm12x_tactics(block).items()}
 
 
 def cute_dsl_sm12x(block: Block, target: Target, name: str) -> None:
