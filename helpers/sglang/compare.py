@@ -62,7 +62,7 @@ class Folders:
     """A folder for each checkpoint that real SGLang can be pointed at: its own, or its configurations written to a scratch place."""
 
     def __init__(self, scratch: Path):
-        self._scratch = scratch
+        self.scratch = scratch
         self._known: dict[int, tuple[Checkpoint, Path]] = {}
         self._lock = threading.Lock()
 
@@ -77,7 +77,7 @@ class Folders:
         if checkpoint.path is not None and (checkpoint.path / "config.json").is_file():
             return checkpoint.path
         config, quant = json.dumps(checkpoint.config), json.dumps(checkpoint.hf_quant)
-        folder = self._scratch / hashlib.sha256((config + quant).encode()).hexdigest()[:16]
+        folder = self.scratch / hashlib.sha256((config + quant).encode()).hexdigest()[:16]
         if not folder.exists():
             folder.mkdir(parents=True)
             (folder / "config.json").write_text(config)
@@ -135,7 +135,7 @@ def model_answer(admission: Admission) -> dict:
         "chunked_prefill_size": admission.chunked_prefill_size,
         "disable_shared_experts_fusion": admission.disable_shared_experts_fusion,
         "dispatch_type": admission.resolution.dispatch_type,
-        "page_size": attention[1] if (attention := admission.resolution.attention) else None,
+        "attention": admission.resolution.attention,
         "env": admission.env,
     }
 
@@ -162,12 +162,12 @@ def real_answer(answer: Answer) -> dict:
         "chunked_prefill_size": resolved["chunked_prefill_size"],
         "disable_shared_experts_fusion": resolved["disable_shared_experts_fusion"],
         "dispatch_type": resolved.get("flashinfer_a2a_dispatch_type"),
-        "page_size": resolved["page_size"],
+        "attention": (resolved["attention_backend"], resolved["page_size"]),
         "env": {name: value for name, value in answer.env.items() if name in VARIABLES},
     }
 
 
-UNKNOWN = (("page_size", None),)  # answers by which the model says that it does not know
+UNKNOWN = (("attention", None),)  # answers by which the model says that it does not know
 
 
 def _differences(model: dict, real: dict) -> tuple[tuple[str, object, object], ...]:

@@ -157,6 +157,7 @@ def _launches(release: Release) -> list[Deployment]:
     return [
         *(Deployment(release, runner) for runner in ("auto", "triton", "flashinfer_cutedsl", "flashinfer_trtllm_routed", "marlin")),
         *(Deployment(release, quantization=flag) for flag in ("modelopt_fp4", "modelopt", "fp8", "w4afp8")),
+        Deployment(release, a2a="deepep", tp=8, dp=8, enable_dp_attention=True),
         *(Deployment(release, gpu=gpu(name)) for name in ("H100", "RTX-PRO-6000")),
     ]
 

@@ -156,6 +156,8 @@ def _rare(release: Release) -> Iterator[Deployment]:
                 yield Deployment(release, runner, a2a, quantization="modelopt_fp4", **sizes, **spread)
             sizes = {"chunked_prefill_size": 1024, "cuda_graph_max_bs": 64, "env": ((variable, "128"),)}
             yield Deployment(release, runner, a2a, quantization="modelopt_fp4", **sizes, **spread, **_SPECULATIVE)
+            unused = {name: value for name, value in _SPECULATIVE.items() if name != "speculative_algorithm"}
+            yield Deployment(release, runner, a2a, quantization="modelopt_fp4", **sizes, **spread, **unused)
             few = {"tp": 2, "dp": 2, "enable_dp_attention": True, "gpu": gpu("H100"), "env": ((variable, "300"),)}
             yield Deployment(release, runner, a2a, quantization="modelopt_fp4", chunked_prefill_size=256, max_prefill_tokens=256, **few)
     if "deepep_v2" in a2a_backends(release):

@@ -26,7 +26,7 @@ from helpers.stages.admission.remedies import finding, whole_pages
 from helpers.stages.admission.resolution import Refused, Resolution
 from helpers.stages.admission.sizes import memory_rules, parallel_rules
 from helpers.stages.admission.sources import source
-from helpers.stages.admission.speculative import draft_runner_rules, speculative_rules
+from helpers.stages.admission.speculative import draft_backend_rules, draft_runner_rules, speculative_rules
 from helpers.stages.detect import Detection
 from helpers.stages.steps import Step
 
@@ -139,10 +139,11 @@ def _resolve(r: Resolution) -> None:
     a2a_rules(r)
     _marlin_lora(r)
     speculative_rules(r)
+    draft_backend_rules(r)
     budget_rules(r)
     draft_runner_rules(r)
-    page_rules(r)
     _lora_runner(r)
+    page_rules(r)
 
 
 def _defaults(r: Resolution) -> None:
@@ -165,7 +166,7 @@ def _marlin_lora(r: Resolution) -> None:
 
 
 def _lora_runner(r: Resolution) -> None:
-    """lora_cutedsl, lora_triton and lora_marlin, new in 0.5.23, are for adapters only. The last check of all."""
+    """lora_cutedsl, lora_triton and lora_marlin, new in 0.5.23, are for adapters only."""
     if r.runner in ("lora_cutedsl", "lora_triton", "lora_marlin"):
         message = f"--moe-runner-backend {r.runner} requires --enable-lora (or --lora-paths)"
         r.refuse("lora_runner", "ValueError", message, "is this runner for adapters only?", "runner", r.runner)

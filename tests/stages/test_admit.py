@@ -413,6 +413,13 @@ REFUSALS = [
         "ValueError",
         "Speculative decoding for NemotronHForCausalLM is not compatible with radix cache",
     ),
+    (
+        "deepep_v2_draft",
+        QWEN_NVFP4,
+        {"speculative_algorithm": "EAGLE", "speculative_num_steps": 3, "speculative_moe_a2a_backend": "deepep_v2"},
+        "ValueError",
+        "DeepEP v2 MoE is not validated as a speculative draft backend.",
+    ),
     ("page_size", QWEN_NVFP4, {"chunked_prefill_size": 100}, "AssertionError", "chunked_prefill_size must be divisible by page_size"),
     (
         "cutedsl_budget",

@@ -12,7 +12,7 @@ import types
 PACKAGES = ("cutlass", "cuda", "deep_gemm", "quack", "tilelang", "deep_ep")
 
 # What model files name without having imported it, because they import it at their top only on a CUDA machine.
-NAMES = ("deep_gemm", "_raw_flashinfer_mm_mxfp8")
+NAMES = ("deep_gemm", "_raw_flashinfer_mm_mxfp8", "fused_a_gemm_weight_eligible")
 
 
 class Absent:

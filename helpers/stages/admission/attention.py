@@ -34,7 +34,7 @@ def attention_rules(r: Resolution) -> None:
 
 
 def page_rules(r: Resolution) -> None:
-    """The prefill chunk must be whole pages. Checked last but for the LoRA runners. check_server_args."""
+    """The prefill chunk must be whole pages. The last check of all."""
     if r.attention is not None and r.chunked_prefill_size > 0:
         backend, page = r.attention
         fits = r.chunked_prefill_size % page == 0

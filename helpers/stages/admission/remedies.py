@@ -239,6 +239,9 @@ ADVICE: dict[str, Advice] = {
     ),
     "deepseek_v4_speculation.algorithm": Advice("EAGLE", "no other way to draft is written for it", "--speculative-algorithm EAGLE"),
     "deepseek_v4_speculation.paths": Advice("one path", "its draft layers follow one path only", "--speculative-eagle-topk 1"),
+    "deepep_v2_draft": Advice(
+        "another all-to-all for the draft model", "its reduction after the experts is not validated", "--speculative-moe-a2a-backend deepep"
+    ),
     "page_size": Advice("whole pages", "a chunk ends where a page ends", lambda r: whole_pages(r, r.attention[1])),
     "radix_cache": Advice(
         "a scheduler that buffers the state",

@@ -62,6 +62,7 @@ SOURCES = {
     "megamoe_v4_budget": (("0.5.17", "arg_groups/deepseek_v4_hook.py: validate_deepseek_v4_mega_moe_token_budget"),),
     "deepep_v2_architecture": (("0.5.19", "arg_groups/moe_hook.py: validate_deepep_v2_model_architecture"),),
     "deepep_v2_budget": (("0.5.19", "arg_groups/moe_hook.py: validate_deepep_v2_dispatch_token_budget"),),
+    "deepep_v2_draft": (("0.5.19", "arg_groups/moe_hook.py: validate_deepep_v2_speculative_draft"),),
     "lora_runner": (("0.5.23", "arg_groups/lora_hook.py: check_lora_moe_runner_args"),),
     "cutedsl_budget": (
         ("0.5.13", "server_args.py: _validate_cutedsl_a2a_token_budget"),

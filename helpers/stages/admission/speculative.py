@@ -109,6 +109,17 @@ def _ngram(r: Resolution) -> None:
     _refuse_attention_dp(r, "speculative_ngram")
 
 
+def draft_backend_rules(r: Resolution) -> None:
+    """From 0.5.19 the draft model may not use DeepEP v2, which it inherits where no flag says otherwise. NGRAM has no draft model."""
+    algorithm, backend = r.flags.speculative_algorithm, r.flags.speculative_moe_a2a_backend
+    if backend is None and algorithm and algorithm != "NGRAM":
+        backend = r.a2a
+    if backend == "deepep_v2":
+        message = "DeepEP v2 MoE is not validated as a speculative draft backend. Select another --speculative-moe-a2a-backend."
+        question = "can the draft model use this all-to-all?"
+        r.refuse("deepep_v2_draft", "ValueError", message, question, "--speculative-moe-a2a-backend, a2a", backend)
+
+
 def draft_runner_rules(r: Resolution) -> None:
     """0.5.23: the runners for LoRA adapters are not for the draft model."""
     runner = r.flags.speculative_moe_runner_backend or ""
