@@ -21,7 +21,8 @@ class LoadAnswer(PreparedReply):
     method, runner: of the block. share: what the rank holds of it, as in ModelAnswer.experts. before, after: tensor -> [dtype, shape]
     when the block is built, and after process_weights_after_loading(). tensors: checkpoint name -> where it was written, each
     [parameter, expert or None, projection or None]; empty: read, and nothing was done with it. A name that is missing was never read.
-    unwritten: parameter -> local experts that some element was not written of. facts: the method's own switches. log: warnings.
+    elsewhere: tensors of experts, or shares of them, that another rank holds. unwritten: parameter -> local experts that some element
+    was not written of. facts: the method's own switches. log: warnings.
     replaced: the GPU steps that were done by a replacement. loaded, processed: safetensors files with the values, where they were
     asked for. peak_mib: of the process, which shares the imports' 1 GB. seconds: after the imports.
     """
@@ -36,6 +37,7 @@ class LoadAnswer(PreparedReply):
     before: dict = field(default_factory=dict)
     after: dict = field(default_factory=dict)
     tensors: dict = field(default_factory=dict)
+    elsewhere: tuple[str, ...] = ()
     unwritten: dict = field(default_factory=dict)
     facts: dict = field(default_factory=dict)
     log: tuple[str, ...] = ()
@@ -54,8 +56,9 @@ class LoadAnswer(PreparedReply):
 
     @property
     def dropped(self) -> tuple[str, ...]:
-        """Tensors that the model read and wrote nowhere."""
-        return tuple(name for name, places in self.tensors.items() if not places)
+        """Tensors that the model read and wrote nowhere, on any rank."""
+        elsewhere = set(self.elsewhere)
+        return tuple(name for name, places in self.tensors.items() if not places and name not in elsewhere)
 
 
 class LoadWorker(Worker):
@@ -89,7 +92,7 @@ class LoadWorker(Worker):
         answer = self._answer_about_layers(request)
         if answer.get("error") == "FlashInferFails":
             raise InputError(f"the FlashInfer of sglang {self.release} does not import on this machine: {answer['message']}")
-        listed = {name: tuple(answer.get(name, ())) for name in ("log", "replaced")}
+        listed = {name: tuple(answer.get(name, ())) for name in ("log", "replaced", "elsewhere")}
         return LoadAnswer(release=self.release, note=self.note, layer=layer, **answer | listed)
 
 

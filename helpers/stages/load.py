@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 from helpers.checkpoint import Checkpoint
-from helpers.deployment import RELEASES
+from helpers.deployment import RELEASES, Release
 from helpers.findings import Finding
 from helpers.stages.case import Case
 from helpers.stages.modules import family_of
@@ -224,8 +224,8 @@ def gated_halves_need_64_rows(case: Case) -> Iterator[Finding]:
         stage="load",
         severity="fails_to_load",
         read=f"config.json: intermediate size {case.shape.geometry.intermediate}; tp {case.deployment.tp}, ep {case.ep}",
-        observed=f"{message} ({local} rows a rank)",
-        expected="a multiple of 64 rows a rank",
+        observed=message,
+        expected=f"a multiple of 64 rows a rank, not {local}",
         why="CuTe DSL interleaves gate and up in groups of 64 rows"
         if interleaved
         else "block scales are padded to 128 rows over gate and up together, and padding in the middle is not implemented",
@@ -247,7 +247,7 @@ def scale_groups_are_cut(case: Case) -> Iterator[Finding]:
     """A rank's share must hold whole scale groups, or its scales start inside a group."""
     local = _local_intermediate(case)
     runner = _layout(case)
-    group = case.routing.spec.group_size or 16
+    group = case.group_size or 16
     if local is None or runner not in _ROW_ALIGNED or local % group == 0 or case.moe_tp == 1:
         return
     if case.shape.geometry.gated:
@@ -290,19 +290,19 @@ def fp8_blocks_are_cut(case: Case) -> Iterator[Finding]:
 
 def group_size_is_not_16(case: Case) -> Iterator[Finding]:
     """Every NVFP4 kernel has 16 values a scale built in."""
-    group = case.routing.spec.group_size
+    group = case.group_size
     if not case.nvfp4 or group in (None, 16):
         return
-    stops = case.runner in ("flashinfer_cutedsl", "flashinfer_trtllm") and not case.cutedsl_v1
+    stopped = _stopped_by_group_size(case, group)
     yield Finding(
         id="load.group_size_not_16",
         stage="load",
-        severity="fails_to_load" if stops else "wrong_output",
-        read=f"{case.detection.copy}: group_size",
-        observed=str(group),
+        severity="fails_to_load" if stopped else "wrong_output",
+        read=f"{case.detection.copy}: group_size {group}",
+        observed=stopped or str(group),
         expected="16",
         why="block scales are laid out for groups of 16: the element count does not fit"
-        if stops
+        if stopped
         else "the kernel reads one scale for each 16 values whatever the checkpoint says",
         source=f"sglang {case.release} {PROCESS}",
         remedy="quantise again with group_size 16",
@@ -310,16 +310,51 @@ def group_size_is_not_16(case: Case) -> Iterator[Finding]:
     )
 
 
+def _stopped_by_group_size(case: Case, group: int) -> str:
+    """The exception of a runner that looks, "" of the others. FlashInfer's own words for CuTe DSL: cute_dsl/utils.py."""
+    runner, geometry, local = _layout(case), case.shape.geometry, _local_intermediate(case)
+    if runner == "marlin":
+        return f"ValueError: NVFP4 Marlin MoE requires group_size=16, got {group}."
+    if geometry is None or local is None:
+        return ""
+    hidden = geometry.expert_hidden
+    if runner == "flashinfer_trtllm_routed":
+        experts = geometry.experts // case.ep
+        rows = trtllm_width(local, geometry.gated, case.release) * (2 if geometry.gated else 1)
+        shape = [experts, rows, hidden // 16]
+        return f"RuntimeError: shape '{shape}' is invalid for input of size {experts * rows * (hidden // group)}"
+    if runner == "flashinfer_trtllm":
+        return f"AssertionError: Expected w13_weight_scale.dim(2) == {hidden // 16}, got {hidden // group}"
+    if runner == "flashinfer_cutedsl" and not case.cutedsl_v1:
+        experts, rows = geometry.experts // case.ep, local * (2 if geometry.gated else 1)
+        there, wanted = (experts * _up(rows, 128) * _up(hidden // size, 4) for size in (group, 16))
+        counts = f"{there} elements, expected {wanted} for m={rows}, k={hidden}, num_groups={experts}"
+        return f"ValueError: Scale factor tensor has {counts}" if there != wanted else ""
+    return ""
+
+
+def trtllm_width(width: int, gated: bool, release: Release, nvfp4: bool = True) -> int:
+    """A rank's width of an expert as TRT-LLM pads it: FusedMoE.__init__; NVFP4 from 0.5.23 in create_weights."""
+    return _up(width, 64 if nvfp4 and gated and release.at_least("0.5.23") else 128)
+
+
+def _up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
 def input_scales_are_not_sliced(case: Case) -> Iterator[Finding]:
     """Runners without an NVFP4 path of their own multiply scales of all experts with weights of the rank's."""
-    if not case.nvfp4 or case.ep == 1 or _layout(case) not in ("auto", "cutlass", "triton", "deep_gemm"):
+    geometry = case.shape.geometry
+    if not case.nvfp4 or case.ep == 1 or geometry is None or _layout(case) not in ("auto", "cutlass", "triton", "deep_gemm"):
         return
+    everyone = geometry.experts
     yield Finding(
         id="load.input_scales_not_sliced",
         stage="load",
         severity="fails_to_load",
         read=f"--moe-runner-backend {case.runner}, ep {case.ep}",
-        observed="RuntimeError: input scales of all experts multiplied with weight scales of the rank's experts",
+        observed=f"RuntimeError: The size of tensor a ({everyone}) must match the size of tensor b ({everyone // case.ep}) "
+        "at non-singleton dimension 0",
         expected="a runner that takes the rank's share of the input scales",
         why="only FlashInfer's runners and Marlin handle them; what is left keeps one input scale for each expert of the model",
         source=f"sglang {case.release} {PROCESS}",
@@ -420,10 +455,10 @@ def _local_intermediate(case: Case) -> int | None:
 
 # What ends process_weights_after_loading() of an NVFP4 block, in its order.
 PROCESS_RULES = (
-    marlin_tiles_do_not_fit,
     input_scales_are_not_sliced,
-    group_size_is_not_16,
     gated_halves_need_64_rows,
+    group_size_is_not_16,
+    marlin_tiles_do_not_fit,
 )
 
 LOAD_RULES: tuple[Callable[[Case], Iterator[Finding]], ...] = (

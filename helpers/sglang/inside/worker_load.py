@@ -53,6 +53,7 @@ class Watch(worker_routing.OnMeta):
         self.last = ()
         self.kept = []  # a storage's address may be given to another once it is freed
         self.shard = None
+        self.elsewhere = set()
         self.written = collections.defaultdict(list)
 
     def parameter(self, name, tensor):
@@ -172,6 +173,7 @@ def _load(machine, request, told):
     finally:
         mode.loading = False
         told["tensors"] = {tensor: _distinct(mode.written.get(tensor, ())) for tensor in read}
+        told["elsewhere"] = sorted(mode.elsewhere.difference(mode.written))  # of another rank, or beyond this one's share
         told["unwritten"] = mode.unwritten()
     if block is None:
         raise LayerAbsent(f"{type(model).__name__} builds no block of experts in layer {request['layer']}")
@@ -245,6 +247,7 @@ def _noting(loader, mode):
     def load(self, *args, **kwargs):
         given = signature.bind(self, *args, **kwargs).arguments
         before, mode.shard = mode.shard, (given.get("expert_id"), given.get("shard_id"))
+        mode.elsewhere.update(mode.names.get(_storage(given["loaded_weight"]), ()))  # unless it is written
         try:
             return loader(self, *args, **kwargs)
         finally:

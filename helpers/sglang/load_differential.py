@@ -1,0 +1,184 @@
+"""Holds helpers.stages.block equal to the real loads: damaged checkpoints, releases, runners, all-to-alls and ranks."""
+
+import itertools
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from random import Random
+
+from helpers.checkpoint import Checkpoint, open_checkpoint
+from helpers.deployment import Deployment, Release
+from helpers.sglang.compare import Disagreement, folders
+from helpers.sglang.damage import KINDS, damaged
+from helpers.sglang.loading import LoadAnswer, LoadWorker
+from helpers.stages.block import BlockLoad, load_block
+
+# Bundled checkpoints whose model class the rules know, with every method that an expert block can have among their layers.
+SUBJECTS = (
+    "qwen3-moe-mixed",
+    "qwen3-moe-mixed-fp8-layer",
+    "qwen3-moe-nvfp4",
+    "qwen3-moe-nvfp4-experts",
+    "qwen3.5-moe-mixed",
+    "minimax-m2-nvfp4",
+)
+RUNNERS = ("flashinfer_cutedsl", "flashinfer_cutlass", "flashinfer_trtllm", "flashinfer_trtllm_routed", "marlin", "triton", "auto")
+RANKS = ((1, 1, 0), (2, 1, 0), (2, 1, 1), (2, 2, 0), (2, 2, 1), (4, 2, 3))  # tp, ep, rank
+WORKERS = 2
+
+
+@dataclass(frozen=True)
+class LoadQuestion:
+    """One load: a damaged checkpoint's block on one rank."""
+
+    subject: str
+    kind: str
+    layer: int
+    deployment: Deployment
+    rank: int
+
+    def __str__(self):
+        deployment = self.deployment
+        where = f"{deployment.runner}, {deployment.a2a}, tp {deployment.tp} ep {deployment.ep} rank {self.rank}"
+        return f"{self.subject} layer {self.layer}, {self.kind}: {where}"
+
+
+@dataclass
+class LoadReport:
+    """answers: what was asked and what the release said, so that changed rules can be held against it without asking again."""
+
+    answers: list[tuple[LoadQuestion, Checkpoint, dict]] = field(default_factory=list)
+    disagreements: list[Disagreement] = field(default_factory=list)
+    unknown: int = 0
+    peak_mib: int = 0
+    seconds: float = 0.0
+
+    @property
+    def last_line(self) -> str:
+        distinct = len({question for question, _, _ in self.answers})
+        return f"questions={len(self.answers)} distinct={distinct} disagreements={len(self.disagreements)}"
+
+    def groups(self) -> list[list[Disagreement]]:
+        """Disagreements by cause, the commonest first."""
+        grouped = defaultdict(list)
+        for found in self.disagreements:
+            grouped[found.group].append(found)
+        return sorted(grouped.values(), key=len, reverse=True)
+
+
+def questions(release: Release, count: int) -> list[LoadQuestion]:
+    """The same `count` of one release on every run, spread evenly over subjects and kinds of damage."""
+    drawn = []
+    for subject, kind in itertools.product(SUBJECTS, KINDS):
+        random = Random(f"{subject}/{kind}")
+        layers = open_bundled(subject).geometry.moe_layers[:2]
+        ranks = [ranks for ranks in RANKS if open_bundled(subject).text_config.get("linear_num_key_heads", 4) % ranks[0] == 0]
+        all_of_them = list(itertools.product(layers, RUNNERS, ranks))
+        random.shuffle(all_of_them)
+        drawn.append([_question(subject, kind, release, *one) for one in all_of_them])
+    rounds = (question for one in itertools.zip_longest(*drawn) for question in one if question is not None)
+    return list(itertools.islice(rounds, count))
+
+
+def _question(subject: str, kind: str, release: Release, layer: int, runner: str, ranks: tuple[int, int, int]) -> LoadQuestion:
+    tp, ep, rank = ranks
+    # 0.5.15 refuses the mixed checkpoints to two runners unless the flag says otherwise; the checkpoint wins over it everywhere.
+    deployment = Deployment(release, runner, quantization="modelopt_fp4", tp=tp, ep=ep)
+    return LoadQuestion(subject, kind, layer, deployment, rank)
+
+
+@cache
+def open_bundled(name: str) -> Checkpoint:
+    return open_checkpoint(name)
+
+
+def compare_loads(releases: Sequence[Release], count: int, say: Callable[[str], None] = print) -> LoadReport:
+    """`count` loads of every release, several releases at once."""
+    whole = LoadReport()
+    with folders() as folder, ThreadPoolExecutor(min(WORKERS, os.cpu_count() or 1)) as pool:
+        made = _Damaged(folder.scratch)
+        asked = [pool.submit(_compare_release, release, questions(release, count), made) for release in releases]
+        for release, future in zip(releases, asked, strict=True):
+            report = future.result()
+            say(f"sglang {release}: {report.last_line}")
+            whole.answers += report.answers
+            whole.disagreements += report.disagreements
+            whole.unknown += report.unknown
+            whole.peak_mib = max(whole.peak_mib, report.peak_mib)
+            whole.seconds += report.seconds
+    return whole
+
+
+class _Damaged:
+    """Each damaged checkpoint made once."""
+
+    def __init__(self, scratch: Path):
+        self._scratch, self._made = scratch, {}
+
+    def __call__(self, subject: str, kind: str, layer: int) -> Checkpoint:
+        key = (subject, kind, layer)
+        if key not in self._made:
+            folder = self._scratch / f"{subject}-{layer}-{kind.replace(' ', '-')}"
+            self._made[key] = damaged(open_bundled(subject), kind, layer, folder)
+        return self._made[key]
+
+
+def _compare_release(release: Release, asked: list[LoadQuestion], made: _Damaged) -> LoadReport:
+    report = LoadReport()
+    with LoadWorker(release.version) as worker:
+        for question, checkpoint, real in _answers(worker, asked, made):
+            report.peak_mib = max(report.peak_mib, real.peak_mib)
+            report.seconds += real.seconds
+            answer = real_load(real)
+            report.answers.append((question, checkpoint, answer))
+            found = judge_load(question, checkpoint, answer)
+            if found is not None:
+                report.disagreements.append(found)
+    return report
+
+
+def _answers(worker: LoadWorker, asked: list[LoadQuestion], made: _Damaged) -> Iterator[tuple[LoadQuestion, Checkpoint, LoadAnswer]]:
+    for question in asked:
+        checkpoint = made(question.subject, question.kind, question.layer)
+        yield question, checkpoint, worker.load(checkpoint, question.deployment, question.layer, question.rank, whole=False)
+
+
+def judge_load(question: LoadQuestion, checkpoint: Checkpoint, real: dict) -> Disagreement | None:
+    """What the model says otherwise than the release did."""
+    predicted = load_block(checkpoint, question.deployment, question.layer, question.rank)
+    if not predicted.known:
+        model = {"known": False}
+        differences = (("known", False, True),)
+    else:
+        model = model_load(predicted)
+        names = ("step", "error", "message") if model["step"] or real["step"] else tuple(model)
+        differences = tuple((name, model[name], real[name]) for name in names if model[name] != real[name])
+    return Disagreement(question.deployment.release.version, question.subject, str(question), differences) if differences else None
+
+
+def model_load(predicted: BlockLoad) -> dict:
+    """The compared fields of a prediction."""
+    return {
+        "step": predicted.step,
+        "error": predicted.error,
+        "message": predicted.message,
+        "method": predicted.method,
+        "unwritten": {name: list(experts) for name, experts in predicted.unwritten.items()},
+        "dropped": sorted(predicted.dropped),
+    }
+
+
+def real_load(real: LoadAnswer) -> dict:
+    """The same fields of a release's answer."""
+    return {
+        "step": real.step,
+        "error": real.error,
+        "message": real.message,
+        "method": real.method,
+        "unwritten": {name.rpartition(".")[2]: experts for name, experts in real.unwritten.items()},
+        "dropped": sorted(real.dropped),
+    }
