@@ -122,14 +122,21 @@ def one_expert_a_token(routing: Routing) -> Routing:
     return Routing(routing.ids, weights)
 
 
-def per_expert(observed: torch.Tensor, expected: Reference, routing: Routing) -> dict[str, float | int]:
-    """Of an output under ``one_expert_a_token``: how many experts it shows, how many are accepted, and the worst of them."""
+def per_expert(observed: torch.Tensor, expected: Reference, routing: Routing, roundings: Roundings) -> dict[str, float | int]:
+    """Of an output under ``one_expert_a_token``: how many experts it shows, how many are accepted, and the worst of them.
+
+    An expert may have a single row, and there one number that rounds the other way shifts every output: no scatter, but no fault. So
+    what a bound allows is accepted too: no more than HALF_BF16 of relative error for each rounding that two implementations differ by.
+    """
+    differing = 3 + 2 * roundings.preactivation + roundings.activated + roundings.contribution
+    bound = HALF_BF16 * math.sqrt(differing)
     first = routing.ids[:, 0]
     worst, accepted, numbers = 1.0, 0, first.unique().tolist()
     for expert in numbers:
         rows = first == expert
         found = errors(observed[rows], Reference(expected.output[rows], expected.sigma[rows]))
-        worst, accepted = min(worst, found["cosine"]), accepted + found["accepted"]
+        worst = min(worst, found["cosine"])
+        accepted += found["accepted"] or (not found["not_finite"] and found["relative_l2"] <= bound)
     return {"experts": len(numbers), "accepted": accepted, "worst_cosine": worst}
 
 

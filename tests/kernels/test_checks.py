@@ -114,9 +114,23 @@ def test_the_expert_that_is_wrong_is_found_alone(experts, given):
     spoiled = list(range(len(experts)))
     spoiled[first[0]] = (first[0] + 1) % len(experts)
     wrong = replace(experts, up=experts.up[spoiled])
-    right, bad = (checks.per_expert(runner.prepare(e)(x, alone.ids, alone.weights), expected, alone) for e in (experts, wrong))
+    right, bad = (
+        checks.per_expert(runner.prepare(e)(x, alone.ids, alone.weights), expected, alone, runner.roundings(64)) for e in (experts, wrong)
+    )
     assert right["accepted"] == right["experts"] == len(set(first))
     assert bad["accepted"] == bad["experts"] - 1 and bad["worst_cosine"] < 0.99
+
+
+@pytest.mark.parametrize(("off", "accepted"), [(1.005, True), (1.02, False)])
+def test_one_row_has_a_bound_and_no_more(experts, given, off, accepted):
+    """A rounding that went the other way is no fault; two per cent are."""
+    x, routing = given
+    runner, alone = RUNNERS["torch_w4a16"], checks.one_expert_a_token(routing)
+    expected = reference(experts, (x, alone), runner)
+    row = checks.Reference(expected.output[:1], expected.sigma[:1])
+    assert not checks.errors(expected.output[:1] * off, row)["accepted"]
+    found = checks.per_expert(expected.output[:1] * off, row, checks.Routing(alone.ids[:1], alone.weights[:1]), runner.roundings(64))
+    assert (found["accepted"] == 1) is accepted
 
 
 def test_two_kernels_of_other_precisions_are_not_taken_for_each_other(experts, given):
