@@ -103,6 +103,16 @@ class Case:
         return any(method in (NVFP4_EXPERTS, ONLINE_EXPERTS) for _, method in self.kinds)
 
     @cached_property
+    def group_size(self) -> int | None:
+        """Values that share one block scale; None where nothing is quantised, or in no such groups."""
+        return self.routing.spec.group_size if self.routing.spec is not None else None
+
+    @cached_property
+    def block(self) -> tuple[int, ...] | None:
+        """(rows, columns) that share one scale of block FP8; None without."""
+        return self.routing.spec.block if self.routing.spec is not None else None
+
+    @cached_property
     def layer_class(self) -> str:
         return "DeepEPMoE" if self.a2a in DEEPEP_CLASS else "FusedMoE"
 
