@@ -268,7 +268,7 @@ def scale_groups_are_cut(case: Case) -> Iterator[Finding]:
 
 def fp8_blocks_are_cut(case: Case) -> Iterator[Finding]:
     """Block-FP8 experts: a rank's rows must be whole scale blocks. MXFP8's blocks have one row, so nothing can be cut."""
-    block = case.routing.spec.block
+    block = case.block
     local = _local_intermediate(case)
     algorithms = [algorithm for algorithm, method in case.kinds if method == "Fp8MoEMethod" and algorithm != "MXFP8"]
     if not algorithms or block is None or local is None or local % block[0] == 0:
