@@ -115,6 +115,7 @@ _ALL = (
         _MOE,
         _FROM_E2M1,
         kinds=("silu", "relu2"),
+        sglang="flashinfer_cutedsl on W4A16 experts",
         needs=(_SORT,),
     ),
     Kernel(
@@ -192,7 +193,7 @@ _ALL = (
         "scales 128x4 as a view of six dimensions",
         Claim(reads="flashinfer.gemm.gemm_bf16_fp4:_cute_dsl_bf16_fp4_requirement", kernel_for=SM10X),
         _FROM_E2M1,
-        sglang="linear layers in W4A16",
+        sglang="linear layers in W4A16, with the same flag",
     ),
     Kernel(
         "mm_bf16_fp4_sm12x",
@@ -275,7 +276,7 @@ _ALL = (
         "scales 128x4, 8x4 or linear",
         Claim(typed=BLACKWELL, source=f"fp4_quantization.py: nvfp4_quantize: {_DOC_100}"),
         _TO_E2M1,
-        sglang="before the first product",
+        sglang="before the first product, on SM100",
         reference=_RECIPES,
     ),
     Kernel(
@@ -287,6 +288,7 @@ _ALL = (
         "scales 128x4, 8x4 or linear",
         Claim(typed=BLACKWELL, source=f"fp4_quantization.py: nvfp4_quantize: {_DOC_100}"),
         _TO_E2M1,
+        sglang="flashinfer_cutedsl with per-token activations",
         reference=_RECIPES,
     ),
     Kernel(
@@ -298,7 +300,6 @@ _ALL = (
         "scales 128x4, 8x4 or linear",
         Claim(typed=BLACKWELL, source="fp4_quantization.py: silu_and_mul_nvfp4_quantize refuses a major capability below 10"),
         _TO_E2M1,
-        sglang="between the products of the DeepEP path",
         reference=_RECIPES,
     ),
     Kernel(

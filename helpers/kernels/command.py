@@ -157,7 +157,7 @@ def _compile(args: argparse.Namespace) -> int:
 def _progress(questions: list[Question]):
     seconds = budget(questions)
     if seconds:
-        print(f"{len(questions)} compiles, about {seconds:.0f} s on two free cores; the next time they are cached", file=sys.stderr)
+        print(f"{len(questions)} compiles, about {seconds:.0f} s on an idle machine; the next time they are kept", file=sys.stderr)
     return lambda done, of: print(f"\r{done} of {of}", end="\n" if done == of else "", file=sys.stderr, flush=True)
 
 

@@ -23,7 +23,8 @@ from helpers.kernels.targets import TARGETS
 from helpers.kernels.versions import Platform, compile_blocker, here
 from helpers.paths import ROOT
 
-PARALLEL = 2
+# A compile takes one core and about a gigabyte.
+PARALLEL = max(2, min(8, (os.cpu_count() or 2) // 2))
 LIMIT = 120.0  # seconds of one compile; the longest seen is 6
 IMPORT_SECONDS, COMPILE_SECONDS = 8.0, 1.3
 _SOURCES = ("artifacts.py", "e2m1_sm90.py", "geometry.py", "targets.py", "worker.py", "configurations/*.py")
@@ -217,7 +218,7 @@ def missing(questions: Sequence[Question]) -> int:
 
 
 def budget(questions: Sequence[Question]) -> float:
-    """Seconds that asking takes, on two free cores: 0 when all are cached."""
+    """Seconds that asking takes on an idle machine: 0 when all are cached."""
     count = missing(questions)
     return IMPORT_SECONDS + count * COMPILE_SECONDS / PARALLEL if count else 0.0
 

@@ -4,7 +4,7 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
-_CONVERSION = re.compile(r"uint32_t fp32_vec_to_e2m1\([^)]*\)\s*\{(.*?)#endif", re.DOTALL)
+_CONVERSION = re.compile(r"uint32_t fp32_vec_to_e2m1\([^{]*\{(.*?)#endif", re.DOTALL)
 
 
 def _read(path: str) -> str:

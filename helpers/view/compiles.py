@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from helpers.kernels import matrix
 from helpers.kernels.catalogue import KERNELS
 from helpers.kernels.compile import Compiled
+from helpers.kernels.targets import TARGETS
 from helpers.kernels.versions import Platform
 from helpers.suite.checks import check, not_run
 from helpers.view.markup import Markup, code, table
@@ -69,18 +70,27 @@ def reasons(results: Iterable[Compiled], caption: str) -> Markup:
 
 
 def catalogue(claims: Claims) -> Markup:
+    """What each kernel computes, and who says for which GPUs it is."""
     rows = [
         {
             "kernel": kernel.name,
-            "computes": kernel.computes,
-            "weights × activations": f"{kernel.weights or '–'} × {kernel.activations}",
+            "computes": kernel.computes + (f" (SGLang: {kernel.sglang})" if kernel.sglang else ""),
+            "formats": " × ".join(filter(None, (kernel.weights, kernel.activations))),
             "claims": ", ".join(f"SM{sm}" for sm in sorted(claims[kernel.name])),
-            "says who": kernel.claim.source or code(kernel.claim.reads),
-            "in SGLang": kernel.sglang or "–",
+            "says who": kernel.claim.source or f"annotation of {kernel.claim.reads.partition(':')[2]}",
         }
         for kernel in KERNELS.values()
     ]
     return table(rows, "The kernels")
+
+
+def first_claimed(results: Iterable[Compiled], claims: Claims) -> list[Compiled]:
+    """Of each kernel the compile for the first GPU it claims."""
+    found: dict[str, Compiled] = {}
+    for result in results:
+        if TARGETS[result.question.arch].sm in claims[result.question.kernel]:
+            found.setdefault(result.question.kernel, result)
+    return list(found.values())
 
 
 def one(result: Compiled) -> Markup:

@@ -153,3 +153,11 @@ def test_the_block_decides_which_variants_are_legal():
     legal = tactics(["cutedsl_moe_wrapper", "mm_fp4_cute_dsl"], NAMED["qwen3.5-397b"], "sm_100a")
     assert len(legal["cutedsl_moe_wrapper"]) == 16 and all(legal["cutedsl_moe_wrapper"].values())
     assert set(legal["mm_fp4_cute_dsl"].values()) == {True}
+
+
+@needs_library
+def test_the_cuda_quantiser_is_built_for_hopper_and_returns_nothing_there():
+    from helpers.kernels import cuda_quantiser
+
+    assert cuda_quantiser.built_for_hopper()
+    assert cuda_quantiser.codes_before_blackwell() == {"0"}
