@@ -24,7 +24,7 @@ NEIGHBOURS = 1e-3
 
 
 def work(case: dict) -> dict:
-    _prepare_process()
+    prepare_process()
     found = {"run": _run, "experts": _experts, "faults": _faults, "quantise": _quantise, "ceilings": _ceilings}[case["question"]](case)
     return {name: _short(value) for name, value in found.items()}
 
@@ -34,7 +34,8 @@ def _short(value):
 
 
 @lru_cache(maxsize=1)
-def _prepare_process() -> None:
+def prepare_process() -> None:
+    """Before the first product, and before the first compile of a kernel."""
     torch.set_float32_matmul_precision("highest")
     if torch.cuda.is_available() and torch.cuda.get_device_capability() < (10, 0):
         from helpers.kernels import e2m1_sm90
@@ -134,7 +135,7 @@ def _setting(case: dict):
 
 # Questions ------------------------------------------------------------------------------------------------------------
 
-# Outputs of the current input, for kernels that follow: (precision, tokens, routing) -> kernel -> (output, reference).
+# Outputs of the current input, for the kernels that follow: (experts, tokens, routing) -> kernel -> (precision, output, reference).
 _others: dict[tuple, dict] = {}
 
 
@@ -147,31 +148,29 @@ def _run(case: dict) -> dict:
     output = call(x, routing.ids, routing.weights)
     _synchronize()
     found = {"first_call_s": time.perf_counter() - began, "hit": routing.hit, **checks.errors(output, expected)}
-    found |= _again(call, x, routing, output)
+    found |= _again(call, x, routing, output, REPEATS if runner.graphs else 1)
     found |= _agreement(case, runner, experts, output, expected)
     if case["time"]:
         found |= _speed(call, experts, x, case, routing.hit)
     return found
 
 
-def _again(call, x, routing, output) -> dict:
+def _again(call, x, routing, output, times: int) -> dict:
     """Run it again: bit for bit the same, or how far off at most, in units of the output's root mean square."""
-    others = [call(x, routing.ids, routing.weights) for _ in range(REPEATS)]
+    others = [call(x, routing.ids, routing.weights) for _ in range(times)]
     moved = max(float((other.float() - output.float()).abs().max()) for other in others)
     return {"bitwise": all(torch.equal(other, output) for other in others), "moved": moved / float(output.float().square().mean().sqrt())}
 
 
 def _agreement(case, runner, experts, output, expected) -> dict:
-    key = (id(experts), runner.precision.kind, case["tokens"], case["routing"])
+    """Against every kernel of the same precision that had this input before."""
+    key = (id(experts), case["tokens"], case["routing"])
     if key not in _others:
         _others.clear()
-    found = {other: checks.between(output, *past) for other, past in _compared(_others.setdefault(key, {}), expected)}
-    _others[key][runner.kernel] = (output, expected)
-    return {"against": found}
-
-
-def _compared(others, expected):
-    return [(kernel, (output, expected, reference)) for kernel, (output, reference) in others.items()]
+    past = _others.setdefault(key, {})
+    same = {kernel: rest for kernel, (precision, *rest) in past.items() if precision == runner.precision.kind}
+    past[runner.kernel] = (runner.precision.kind, output, expected)
+    return {"against": {kernel: checks.between(output, other, expected, its) for kernel, (other, its) in same.items()}}
 
 
 def _speed(call, experts, x, case, hit) -> dict:

@@ -16,7 +16,7 @@ import torch.multiprocessing as processes
 
 from helpers.errors import UsageError, unknown
 from helpers.kernels import checks, inputs
-from helpers.kernels.cases import _prepare_process, device
+from helpers.kernels.cases import device, prepare_process
 from helpers.kernels.geometry import Block
 from helpers.kernels.inputs import Experts
 from helpers.kernels.runners import RUNNERS
@@ -71,7 +71,7 @@ def _rank(rank: int, mode, ranks, kernels, tokens, block, seed, folder) -> None:
         torch.cuda.set_device(rank)
     else:
         torch.set_num_threads(1)
-    _prepare_process()
+    prepare_process()
     rendezvous = f"file://{folder}/rendezvous"
     dist.init_process_group("nccl" if where == "cuda" else "gloo", init_method=rendezvous, rank=rank, world_size=ranks)
     try:

@@ -124,25 +124,31 @@ def parallel_rows(results: Iterable[Result]) -> list[dict]:
 
 
 def roofline(results: Sequence[Result]) -> Figure:
-    """One panel a geometry: operations a byte across, rate up, the two ceilings as lines; a number beside a point is its tokens."""
+    """A column a geometry. Above, rate over operations a byte, below the two ceilings, where few tokens crowd at the left; below,
+    the share of the ceiling that is reached, by tokens.
+    """
     found, top = timed(results), ceilings(results)
     panels = list(dict.fromkeys(result["block"] for result in found))
     looks = dict(zip(dict.fromkeys(result["kernel"] for result in found), LOOKS, strict=False))
     with rc_context(STYLE):
-        fig = Figure(figsize=(WIDTH, 3.6), layout="constrained")
-        grid = fig.subplots(1, max(len(panels), 1), sharey=True, squeeze=False)[0]
-        for axes, block in zip(grid, panels, strict=False):
+        fig = Figure(figsize=(WIDTH, 5.6), layout="constrained")
+        grid = fig.subplots(2, max(len(panels), 1), sharey="row", squeeze=False)
+        for column, block in enumerate(panels):
             own = [result for result in found if result["block"] == block]
-            _roof(axes, own, top)
+            above, below = grid[:, column]
+            _roof(above, own, top)
             for kernel, (colour, marker) in looks.items():
-                _points(axes, [result for result in own if result["kernel"] == kernel], kernel, colour, marker)
-            axes.set_title(block, fontsize=9, loc="left", fontweight="bold")
-            axes.set_xlabel("FLOP a byte that must move")
-            axes.set_xscale("log")
-            axes.set_yscale("log")
-            axes.spines[["top", "right"]].set_visible(False)
-        grid[0].set_ylabel("TFLOP/s")
-        handles, labels = grid[0].get_legend_handles_labels()
+                _points(above, below, [result for result in own if result["kernel"] == kernel], top, kernel, colour, marker)
+            above.set_title(block, fontsize=9, loc="left", fontweight="bold")
+            above.set_xlabel("FLOP a byte that must move")
+            above.set(xscale="log", yscale="log")
+            below.set_xlabel("tokens")
+            below.set(xscale="log", ylim=(0, 100))
+            for axes in (above, below):
+                axes.spines[["top", "right"]].set_visible(False)
+        grid[0, 0].set_ylabel("TFLOP/s")
+        grid[1, 0].set_ylabel("% of the ceiling")
+        handles, labels = grid[0, 0].get_legend_handles_labels()
         fig.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False)
     return fig
 
@@ -155,8 +161,13 @@ def _roof(axes, own: Sequence[Result], top: Result) -> None:
     axes.plot(across, [min(x * top["copy_tb_s"], top["bf16_tflop_s"]) for x in across], color=BLACK, linewidth=1.4, label="ceiling")
 
 
-def _points(axes, own: Sequence[Result], kernel: str, colour: str, marker: str) -> None:
+def _points(above, below, own: Sequence[Result], top: Result, kernel: str, colour: str, marker: str) -> None:
+    look = {"color": colour, "marker": marker, "linewidth": 0.8, "markersize": 5}
     across, up = [r["flops"] / r["bytes"] for r in own], [r["tflop_s"] for r in own]
-    axes.plot(across, up, color=colour, marker=marker, linewidth=0.8, markersize=5, label=kernel)
+    above.plot(across, up, label=kernel, **look)
+    below.plot([r["tokens"] for r in own], [100 * floor(r, top) / r["us"] for r in own], **look)
     for result, x, y in zip(own, across, up, strict=True):
-        axes.annotate(str(result["tokens"]), (x, y), textcoords="offset points", xytext=(0, -11), ha="center", fontsize=6.5, color=GREY)
+        if result["tokens"] >= 64:
+            above.annotate(
+                str(result["tokens"]), (x, y), textcoords="offset points", xytext=(0, -11), ha="center", fontsize=6.5, color=GREY
+            )

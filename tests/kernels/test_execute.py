@@ -230,8 +230,20 @@ def test_what_is_asked_wrongly_is_one_line(no_gpu, given, message):
 def test_the_same_output_again_is_told_from_another(monkeypatch):
     x, routing = torch.zeros(2, 4), SimpleNamespace(ids=None, weights=None)
     outputs = iter([torch.ones(2, 4), torch.ones(2, 4) * 1.5])
-    found = cases._again(lambda *args: next(outputs), x, routing, torch.ones(2, 4))
+    found = cases._again(lambda *args: next(outputs), x, routing, torch.ones(2, 4), times=2)
     assert found == {"bitwise": False, "moved": 0.5}
+
+
+def test_kernels_of_one_precision_are_held_against_each_other_and_others_are_not():
+    experts = cases.inputs.synthetic(SMALL)
+    case = {"tokens": 4, "routing": "random"}
+    output, expected = torch.ones(4, 256), cases.checks.Reference(torch.ones(4, 256), torch.full((4, 256), 0.01))
+    against = [
+        set(cases._agreement(case, RUNNERS[kernel], experts, output, expected)["against"])
+        for kernel in ("torch_w4a16", "torch_w4a4", "b12x_w4a16_moe", "frost_w4a16_moe")
+    ]
+    assert against == [set(), set(), {"torch_w4a16"}, {"torch_w4a16", "b12x_w4a16_moe"}]
+    assert cases._agreement({**case, "tokens": 8}, RUNNERS["frost_w4a16_moe"], experts, output, expected) == {"against": {}}
 
 
 def test_every_runner_says_what_it_rounds_for_any_number_of_tokens():

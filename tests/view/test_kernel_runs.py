@@ -69,9 +69,11 @@ def test_bytes_that_differ_are_counted():
 
 
 def test_the_roofline_draws_a_panel_a_model_and_has_a_table():
-    results = [TOP, run(1), run(64), run(1, block="other", kernel="frost")]
+    results = [TOP, run(1), run(2), run(1, block="other", kernel="frost")]
     picture = kernel_runs.roofline(results)
-    assert [axes.get_title(loc="left") for axes in picture.axes] == ["model", "other"]
+    assert [axes.get_title(loc="left") for axes in picture.axes] == ["model", "other", "", ""]
+    shares = [line for axes in picture.axes[2:] for line in axes.lines if len(line.get_ydata())]
+    assert [list(line.get_ydata()) for line in shares] == [[50.0, 50.0], [50.0]], "25 us are possible and 50 were taken"
     shown = figures.embed(picture, alt="a roofline", rows=kernel_runs.speed_rows(results))
     assert "a roofline" in str(shown)
 
