@@ -74,6 +74,14 @@ def test_a_kernel_passes_for_what_it_rounds_and_not_for_less(experts, given):
         assert not checks.errors(output, reference(experts, given, runner, replace(all_of_it, **less)))["accepted"], less
 
 
+def test_a_kernel_that_rounds_agrees_with_one_that_does_not(experts, given):
+    rounding, plain = checks.Roundings(preactivation=True, activated=True, contribution=3, sums=True), RUNNERS["torch_w4a16"]
+    outputs = rounded_everywhere(experts, *given), plain.prepare(experts)(given[0], given[1].ids, given[1].weights)
+    references = reference(experts, given, plain, rounding), reference(experts, given, plain)
+    assert checks.between(*outputs, *references)["accepted"]
+    assert not checks.between(outputs[0] * 1.02, outputs[1], *references)["accepted"]
+
+
 def test_roundings_only_ever_widen_the_tolerance(experts, given):
     runner = RUNNERS["torch_w4a16"]
     sigmas = [
