@@ -4,7 +4,7 @@ from helpers.deployment.deployment import Deployment
 from helpers.deployment.flags import a2a_backends, quantizations, runners
 from helpers.deployment.gpus import DEFAULT_GPU, GPUS, Gpu, gpu
 from helpers.deployment.launch import parse_launch
-from helpers.deployment.model_types import releases_with
+from helpers.deployment.model_types import keeps_nested_section, releases_with
 from helpers.deployment.plain import deployment
 from helpers.deployment.releases import DEFAULT_RELEASE, RELEASES, Release, release
 
@@ -19,6 +19,7 @@ __all__ = [
     "a2a_backends",
     "deployment",
     "gpu",
+    "keeps_nested_section",
     "parse_launch",
     "quantizations",
     "release",

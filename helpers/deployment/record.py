@@ -1,4 +1,5 @@
-"""Record what one installed SGLang release knows: its command line flags and its model types, into data/.
+"""Record what one installed SGLang release knows, into data/: its command line flags, its model types, and which of them lose a
+quantisation that stands in the nested config of the language model.
 
     PYTHONPATH=<folder that holds sglang> <its python> -m helpers.deployment.record 0.5.23
 
@@ -9,6 +10,7 @@ A flag whose shape did not change keeps one entry and its ``last`` moves on; rec
 import argparse
 import json
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,6 +61,39 @@ def model_types_of_installed_release() -> list[str]:
     return sorted(CONFIG_MAPPING.keys())
 
 
+# Where multimodal configs keep the language model's.
+NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
+
+
+def lost_sections_of_installed_release() -> dict[str, dict]:
+    """model type -> the nested configs whose ``quantization_config`` does not reach the parsed config ("lost"), or cannot be asked.
+
+    get_config copies onto the parsed config what only the language model's has. A config class of SGLang's own is read again after
+    that, and what was copied is gone, unless the class copies it itself.
+    """
+    from sglang.srt.utils.hf_transformers.config import get_config
+
+    types = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for model_type in model_types_of_installed_release():
+            found = {key: _keeps_section(get_config, Path(folder) / f"{model_type}.{key}", model_type, key) for key in NESTED}
+            shape = {"lost": [key for key in NESTED if found[key] is False], "unclear": [key for key in NESTED if found[key] is None]}
+            if any(shape.values()):
+                types[model_type] = {name: keys for name, keys in shape.items() if keys}
+    return types
+
+
+def _keeps_section(get_config: Callable, folder: Path, model_type: str, key: str) -> bool | None:
+    """None where the class cannot be made from so little."""
+    nested = {"num_attention_heads": 4, "quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}
+    folder.mkdir(exist_ok=True)  # a type may be listed twice
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type, "architectures": ["X"], key: nested}))
+    try:
+        return getattr(get_config(str(folder), trust_remote_code=False), "quantization_config", None) is not None
+    except Exception:  # noqa: BLE001  a config class may demand anything of what it is not given
+        return None
+
+
 def spans(table: dict[str, dict], version: str, order: list[str], names: list[str]) -> dict[str, dict]:
     """name -> first and last release that has it. A name that went away and came back keeps its whole span."""
     for name in names:
@@ -85,6 +120,7 @@ def main() -> None:
         sys.exit(f"add {version} to data/releases.toml first")
     _record("flags.json", lambda table: merged(table, version, order, flags_of_installed_release()))
     _record("model_types.json", lambda table: spans(table, version, order, model_types_of_installed_release()))
+    _record("lost_sections.json", lambda table: merged(table, version, order, lost_sections_of_installed_release()))
 
 
 def _record(file: str, add: Callable[[dict], dict]) -> None:

@@ -69,7 +69,10 @@ def mutant(checkpoint: Checkpoint, names: Sequence[str], draw: Random) -> Checkp
     inline = where in ("inline", "both", "differ")
     other = _mixed(names, draw) if where == "differ" else quantization
     if inline:
-        config["quantization_config"] = _inline(quantization, draw)
+        # A multimodal model's sometimes stands where the language model's config is, and whether SGLang finds it there depends.
+        section = {"quantization_config": _inline(quantization, draw)}
+        nested = isinstance(config.get("text_config"), dict) and draw.random() < 0.3
+        config |= {"text_config": config["text_config"] | section} if nested else section
     hf_quant = _file(other, draw) if where != "inline" else None
     return from_configs(f"mutant of {checkpoint.name}", config, hf_quant)
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 
 from helpers.checkpoint import Checkpoint
-from helpers.deployment import RELEASES, Release
+from helpers.checkpoint.config_copies import TEXT_KEYS
+from helpers.deployment import RELEASES, Release, keeps_nested_section
 from helpers.findings import Finding
 from helpers.stages.steps import Step
 
@@ -135,15 +136,24 @@ class _Refusal(Exception):
         return Verified(None, self.error, self.message, self.place)
 
 
-def inline_section(checkpoint: Checkpoint) -> object:
-    """``quantization_config`` of config.json as ModelConfig sees it.
-
-    SGLang copies onto the top level what only the text model's config has (utils/hf_transformers/config.py: get_config), so a
-    section that stands in ``text_config`` alone may be found as well. Not every config class lets it, so the verdict abstains.
-    """
-    if "quantization_config" in checkpoint.config or checkpoint.text_config is checkpoint.config:
+def inline_section(checkpoint: Checkpoint, release: Release) -> object:
+    """``quantization_config`` of config.json as ModelConfig sees it: its own, or the nested config's where the config class lets it."""
+    if "quantization_config" in checkpoint.config or _nested_is_seen(checkpoint, release) is False:
         return checkpoint.config.get("quantization_config")
     return checkpoint.text_config.get("quantization_config")
+
+
+def section_for_layers(checkpoint: Checkpoint, release: Release) -> object:
+    """The same as get_quant_config sees it, which looks into text_config by itself. model_loader/weight_utils.py."""
+    inline = inline_section(checkpoint, release)
+    text = checkpoint.config.get("text_config")
+    return text.get("quantization_config") if inline is None and isinstance(text, dict) else inline
+
+
+def _nested_is_seen(checkpoint: Checkpoint, release: Release) -> bool | None:
+    """Whether a section in the nested config reaches ModelConfig; None where it is not known, and the verdict abstains."""
+    key = next((key for key in TEXT_KEYS if isinstance(checkpoint.config.get(key), dict)), None)
+    return True if key is None else keeps_nested_section(checkpoint.config.get("model_type", ""), key, release)
 
 
 @cache
@@ -225,7 +235,7 @@ def verify_flag(detection: Detection, flag: str | None, release: Release) -> Ver
 def _parsed_quant_config(checkpoint: Checkpoint, release: Release) -> tuple[dict | None, str, list[Step]]:
     """model_config.py: _parse_quant_hf_config. The dictionary it returns, the copy it came from, and the steps."""
     source = f"sglang {release} configs/model_config.py: _parse_quant_hf_config"
-    inline = inline_section(checkpoint)
+    inline = inline_section(checkpoint, release)
     if inline is not None and not isinstance(inline, dict):
         place = f"utils/hf_transformers/config.py: {'parse' if release.at_least('0.5.12') else 'get_config'}"
         raise _Refusal("AttributeError", f"'{type(inline).__name__}' object has no attribute 'to_dict'", place)
@@ -317,7 +327,7 @@ def _nvfp4_moe_meta(checkpoint: Checkpoint, release: Release) -> dict | None:
 
     model_config.py: ModelConfig.__init__. Only config.json's own copy is looked at.
     """
-    inline = inline_section(checkpoint)
+    inline = inline_section(checkpoint, release)
     if not release.at_least("0.5.14") or not isinstance(inline, dict):
         return None
     mixed = str(inline.get("quant_algo", "")).upper() == "MIXED_PRECISION"
@@ -406,10 +416,10 @@ def _is_compatible(flag: str, written: str, release: Release) -> bool:
 
 def _copy_for_layers(checkpoint: Checkpoint, release: Release, quantization: str | None, named_by: str) -> tuple[str, str]:
     """The copy the layers' config is built from, and why. weight_utils.py: get_quant_config."""
-    inline = inline_section(checkpoint)
+    inline = section_for_layers(checkpoint, release)
     if quantization is None:
         return NONE, "the checkpoint is not quantised"
-    if named_by == FILE or not isinstance(inline, dict):
+    if not isinstance(inline, dict):
         return named_by, "the only copy"
     if quantization != "modelopt_mixed" or not release.at_least("0.5.15"):
         return CONFIG, "config.json's copy wins"
@@ -430,7 +440,7 @@ def _with_findings(detection: Detection, checkpoint: Checkpoint) -> Detection:
                 id="detect.config_refused",
                 stage="detect",
                 severity="refused",
-                read="config.json: quantization_config" if inline_section(checkpoint) is not None else FILE,
+                read="config.json: quantization_config" if inline_section(checkpoint, release) is not None else FILE,
                 observed=f"{detection.error}: {detection.message}",
                 expected="a quantisation that this release knows",
                 why="ModelConfig raises while the server checks its arguments",
@@ -439,29 +449,49 @@ def _with_findings(detection: Detection, checkpoint: Checkpoint) -> Detection:
                 releases=(release.version,),
             )
         )
-    if "quantization_config" not in checkpoint.config and inline_section(checkpoint) is not None:
-        findings.append(
-            Finding(
-                id="detect.only_in_text_config",
-                stage="detect",
-                severity="abstained",
-                read="config.json: text_config.quantization_config",
-                observed="the only quantization_config, inside text_config",
-                expected="quantization_config at the top level, as exporters write it",
-                why="whether SGLang sees it there depends on the model's config class: Kimi K3's does, Qwen3.5's is built unquantised",
-                source=f"sglang {release} utils/hf_transformers/config.py: get_config",
-                remedy="move quantization_config out of text_config to the top level of config.json",
-                releases=(release.version,),
-            )
-        )
+    findings.append(_in_text_config_alone(checkpoint, release))
     if detection.quant_algo == "MIXED_PRECISION" and detection.quantization == "w4afp8":
         findings.append(_taken_for_w4afp8(detection, checkpoint))
     return Detection(**{**vars(detection), "findings": tuple(f for f in findings if f is not None)})
 
 
+def _in_text_config_alone(checkpoint: Checkpoint, release: Release) -> Finding | None:
+    """The only quantization_config, where exporters do not write it. Nothing to say where the release finds it all the same."""
+    nested = checkpoint.text_config.get("quantization_config")
+    seen = _nested_is_seen(checkpoint, release)
+    if "quantization_config" in checkpoint.config or not isinstance(nested, dict) or seen or (checkpoint.hf_quant and seen is False):
+        return None
+    entries = [nested, *(entry for entry in (nested.get("quantized_layers") or {}).values() if isinstance(entry, dict))]
+    packed = any("4" in str(entry.get("quant_algo", "")) for entry in entries)
+    common = {
+        "stage": "detect",
+        "read": "config.json: quantization_config of the language model's nested config",
+        "expected": "quantization_config at the top level, as exporters write it",
+        "source": f"sglang {release} utils/hf_transformers/config.py: get_config",
+        "remedy": "move quantization_config to the top level of config.json",
+        "releases": (release.version,),
+    }
+    if seen is None:
+        return Finding(
+            id="detect.only_in_text_config",
+            severity="abstained",
+            observed="the only quantization_config, inside the nested config",
+            why=f"whether SGLang sees it there depends on the config class of {checkpoint.config.get('model_type')!r}, which was not asked",
+            **common,
+        )
+    return Finding(
+        id="detect.nested_section_lost",
+        severity="fails_to_load" if packed else "wrong_output",
+        observed="the only quantization_config is in the nested config, and this model type's config class loses it",
+        why="the server takes the model for unquantised, without a message; "
+        + ("packed weights do not fit its parameters" if packed else "its weights are converted without their scales"),
+        **common,
+    )
+
+
 def _taken_for_w4afp8(detection: Detection, checkpoint: Checkpoint) -> Finding | None:
     """A ModelOpt map that ends in the W4AFP8 loader: its NVFP4 and FP8 scales have no parameter there."""
-    layers = _layers_anywhere(checkpoint)
+    layers = _layers_anywhere(checkpoint, detection.release)
     if not layers:
         return None  # the bare form is what a real W4AFP8 checkpoint looks like
     nvfp4 = sum(str(entry.get("quant_algo", "")).upper() in NVFP4_ALGORITHMS for entry in layers.values() if isinstance(entry, dict))
@@ -481,8 +511,8 @@ def _taken_for_w4afp8(detection: Detection, checkpoint: Checkpoint) -> Finding |
     )
 
 
-def _layers_anywhere(checkpoint: Checkpoint) -> dict:
-    inline = inline_section(checkpoint)
+def _layers_anywhere(checkpoint: Checkpoint, release: Release) -> dict:
+    inline = inline_section(checkpoint, release)
     file = (checkpoint.hf_quant or {}).get("quantization")
     for section in (inline, file):
         if isinstance(section, dict) and isinstance(section.get("quantized_layers"), dict):

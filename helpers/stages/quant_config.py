@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from helpers.checkpoint import Checkpoint
 from helpers.deployment import Release
-from helpers.stages.detect import CONFIG, FILE, NVFP4_ALGORITHMS, Detection, inline_section
+from helpers.stages.detect import CONFIG, FILE, NVFP4_ALGORITHMS, Detection, inline_section, section_for_layers
 from helpers.stages.names import Excludes, LayerAlgorithms, Mapper, Unloadable
 
 MODELOPT = "layers/quantization/modelopt_quant.py"
@@ -72,12 +72,13 @@ def quant_spec(
 
 def _section(checkpoint, detection, release, quantization, remap) -> tuple[dict | None, bool]:
     """The dictionary `from_config` gets, and whether it is the file's nested form. weight_utils.py: get_quant_config."""
-    inline = inline_section(checkpoint)
+    inline = section_for_layers(checkpoint, release)
     if inline is None:
         inline = checkpoint.config.get("compression_config")
     if isinstance(inline, dict) and not (quantization == "modelopt_mixed" and detection.copy == FILE):
         # ModelConfig wrote its findings back into this dictionary (detect: quant_method, quant_algo).
-        return {**inline, **(detection.parsed or {})} if detection.copy == CONFIG else dict(inline), False
+        judged = detection.copy == CONFIG and inline_section(checkpoint, release) is not None
+        return {**inline, **(detection.parsed or {})} if judged else dict(inline), False
     if quantization not in ("modelopt", "modelopt_fp8", "modelopt_fp4", "modelopt_mixed"):
         return None, False  # these classes name no config file: they are built with their defaults
     if checkpoint.hf_quant is None:

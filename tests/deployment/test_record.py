@@ -2,7 +2,7 @@
 
 import json
 
-from helpers.deployment import RELEASES, release, releases_with
+from helpers.deployment import RELEASES, keeps_nested_section, release, releases_with
 from helpers.deployment.flags import flags
 from helpers.deployment.launch import FIELDS
 from helpers.deployment.record import merged, spans, written
@@ -35,7 +35,7 @@ def test_recording_twice_changes_nothing():
 
 
 def test_the_files_are_as_the_script_writes_them():
-    for file in ("flags.json", "model_types.json"):
+    for file in ("flags.json", "lost_sections.json", "model_types.json"):
         text = (DATA / file).read_text()
         assert text == written(json.loads(text))
 
@@ -55,3 +55,11 @@ def test_model_types_begin_where_they_begin():
     assert releases_with("minimax_m3_vl")[0] == release("0.5.15")
     assert releases_with("deepseek_v4")[0] == release("0.5.12")
     assert releases_with("no_such_model") == ()
+
+
+def test_a_config_class_of_sglangs_own_keeps_a_nested_section_or_loses_it():
+    newest = RELEASES[-1]
+    assert keeps_nested_section("qwen3_5_moe", "text_config", newest) is False
+    assert keeps_nested_section("kimi_k25", "text_config", newest) is True
+    assert keeps_nested_section("gemma4", "text_config", newest) is True  # transformers' own class
+    assert keeps_nested_section("no_such_model", "text_config", newest) is None

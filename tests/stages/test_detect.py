@@ -2,7 +2,7 @@
 
 import pytest
 
-from helpers.checkpoint import from_configs, open_checkpoint
+from helpers.checkpoint import Checkpoint, from_configs, open_checkpoint
 from helpers.deployment import RELEASES, deployment, release
 from helpers.stages.detect import detect, supported_methods, verify_flag
 from helpers.stages.verdict import judge
@@ -153,9 +153,35 @@ def test_a_null_quant_algo_in_a_foreign_config_is_refused():
     assert (detection.error, detection.message) == ("AttributeError", "'NoneType' object has no attribute 'upper'")
 
 
-def test_a_section_in_text_config_alone_makes_the_verdict_abstain():
-    """Real 0.5.15, 0.5.16 and 0.5.23 build this checkpoint unquantised, without a message."""
-    config = dict(open_checkpoint("qwen3.5-moe-mixed").config)
+def nested(name: str, **changed) -> Checkpoint:
+    """The checkpoint with its quantization_config moved into text_config."""
+    config = dict(open_checkpoint(name).config) | changed
     config["text_config"] = config["text_config"] | {"quantization_config": config.pop("quantization_config")}
-    verdict = judge(from_configs("nested", config), deployment()).verdict
-    assert (verdict.outcome, verdict.deciding.id) == ("unknown", "detect.only_in_text_config")
+    return from_configs("nested", config)
+
+
+def test_a_config_class_of_sglangs_own_loses_a_section_that_stands_in_text_config_alone():
+    """Every real release builds this checkpoint unquantised, without a message."""
+    judgement = judge(nested("qwen3.5-moe-mixed"), deployment())
+    assert (judgement.detection.quantization, judgement.routing.expert_kinds) == (None, {(None, "UnquantizedFusedMoEMethod")})
+    assert (judgement.verdict.outcome, judgement.verdict.deciding.id) == ("fails_to_load", "detect.nested_section_lost")
+
+
+@pytest.mark.parametrize("name", ["nvidia--Gemma-4-26B-A4B-NVFP4", "nvidia--Kimi-K2.5-NVFP4"])
+def test_other_config_classes_keep_it(name):
+    """Gemma 4's is transformers' own, for which get_config copies it; Kimi's copies it itself."""
+    same = detect(open_checkpoint(name), release("0.5.23")), detect(nested(name), release("0.5.23"))
+    assert same[0].quantization == same[1].quantization is not None
+    assert not [finding for finding in same[1].findings if "nested" in finding.id or "text_config" in finding.id]
+
+
+def test_an_unknown_model_type_makes_the_verdict_abstain():
+    verdict = judge(nested("qwen3.5-moe-mixed", model_type="qwen9"), deployment()).verdict
+    assert "detect.only_in_text_config" in [finding.id for finding in verdict.findings]
+
+
+def test_a_file_beside_a_lost_section_names_the_quantisation_and_the_layers_are_built_from_the_section():
+    checkpoint = nested("qwen3.5-moe-mixed")
+    both = from_configs("both", checkpoint.config, open_checkpoint("qwen3.5-moe-mixed").hf_quant)
+    detection = detect(both, release("0.5.16"))
+    assert (detection.quantization, detection.copy, detection.findings) == ("modelopt_mixed", "config.json", ())

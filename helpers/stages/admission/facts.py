@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from helpers.checkpoint import Checkpoint
-from helpers.stages.detect import Detection
+from helpers.stages.detect import Detection, inline_section
 
 # model_loader/weight_utils.py: _ROUTED_EXPERT_KEY_RE
 _ROUTED_EXPERT = re.compile(r"\.experts\.\d+\.(?:w[123]|down_proj|up_proj|gate_proj)\.weight$")
@@ -27,10 +27,10 @@ class Facts:
     def declared(self) -> Mapping | None:
         """config.json's own quantization_config after ModelConfig has written quant_method back into it; None without one.
 
-        One inside text_config counts too: SGLang copies what the top level lacks. utils/hf_transformers/config.py: parse.
+        One inside the nested config counts where the config class lets it through.
         """
-        either = (self.checkpoint.config.get("quantization_config"), self.text_quantization)
-        return self.detection.parsed if any(isinstance(inline, Mapping) for inline in either) else None
+        inline = inline_section(self.checkpoint, self.detection.release)
+        return self.detection.parsed if isinstance(inline, Mapping) else None
 
     @property
     def text_quantization(self) -> object:
