@@ -28,6 +28,13 @@ SUBJECTS = (
 )
 RUNNERS = ("flashinfer_cutedsl", "flashinfer_cutlass", "flashinfer_trtllm", "flashinfer_trtllm_routed", "marlin", "triton", "auto")
 RANKS = ((1, 1, 0), (2, 1, 0), (2, 1, 1), (2, 2, 0), (2, 2, 1), (4, 2, 3))  # tp, ep, rank
+# All-to-alls, which make ep as large as tp, and the runners that go with them.
+ALL_TO_ALL = (
+    ("flashinfer_cutedsl", {"a2a": "deepep", "deepep_mode": "low_latency", "tp": 2}),
+    ("flashinfer_cutedsl", {"a2a": "flashinfer", "tp": 2, "dp": 2, "enable_dp_attention": True}),
+    ("flashinfer_cutlass", {"a2a": "flashinfer", "tp": 2, "dp": 2, "enable_dp_attention": True}),
+    ("flashinfer_trtllm_routed", {"a2a": "flashinfer", "tp": 2, "dp": 2, "enable_dp_attention": True}),
+)
 WORKERS = 2
 
 
@@ -76,19 +83,23 @@ def questions(release: Release, count: int) -> list[LoadQuestion]:
     for subject, kind in itertools.product(SUBJECTS, KINDS):
         random = Random(f"{subject}/{kind}")
         layers = open_bundled(subject).geometry.moe_layers[:2]
-        ranks = [ranks for ranks in RANKS if open_bundled(subject).text_config.get("linear_num_key_heads", 4) % ranks[0] == 0]
-        all_of_them = list(itertools.product(layers, RUNNERS, ranks))
+        all_of_them = list(itertools.product(layers, _launches(open_bundled(subject))))
         random.shuffle(all_of_them)
-        drawn.append([_question(subject, kind, release, *one) for one in all_of_them])
+        drawn.append([_question(subject, kind, release, layer, *launch) for layer, launch in all_of_them])
     rounds = (question for one in itertools.zip_longest(*drawn) for question in one if question is not None)
     return list(itertools.islice(rounds, count))
 
 
-def _question(subject: str, kind: str, release: Release, layer: int, runner: str, ranks: tuple[int, int, int]) -> LoadQuestion:
-    tp, ep, rank = ranks
-    # 0.5.15 refuses the mixed checkpoints to two runners unless the flag says otherwise; the checkpoint wins over it everywhere.
-    deployment = Deployment(release, runner, quantization="modelopt_fp4", tp=tp, ep=ep)
-    return LoadQuestion(subject, kind, layer, deployment, rank)
+def _launches(checkpoint: Checkpoint) -> list[tuple[str, dict, int]]:
+    """(runner, flags, rank); a tp that does not cut the linear attention's heads is never launched."""
+    heads = checkpoint.text_config.get("linear_num_key_heads", 4)
+    plain = [(runner, {"tp": tp, "ep": ep}, rank) for runner in RUNNERS for tp, ep, rank in RANKS if heads % tp == 0]
+    return plain + [(runner, flags, rank) for runner, flags in ALL_TO_ALL for rank in range(flags["tp"])]
+
+
+def _question(subject: str, kind: str, release: Release, layer: int, runner: str, flags: dict, rank: int) -> LoadQuestion:
+    # 0.5.15 refuses mixed checkpoints to two runners unless the flag says otherwise; the checkpoint wins over it everywhere.
+    return LoadQuestion(subject, kind, layer, Deployment(release, runner, quantization="modelopt_fp4", **flags), rank)
 
 
 @cache

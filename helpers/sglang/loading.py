@@ -101,6 +101,10 @@ MOST_NAMES = 20_000
 COPIES = 4  # of the layer's bytes that are alive at once: read, loaded, coverage, processed
 
 
+# What reading the headers finds of a file that is missing or cut short.
+UNREADABLE = ("load.file_refused", "load.shard_missing")
+
+
 def layer_bytes(checkpoint: Checkpoint, layer: int) -> int:
     """The bytes of the layer's tensors in the checkpoint's files."""
     here = re.compile(rf"(^|\.)layers\.{layer}\.")
@@ -110,9 +114,9 @@ def layer_bytes(checkpoint: Checkpoint, layer: int) -> int:
 def _can_be_loaded(checkpoint: Checkpoint, layer: int):
     if checkpoint.tensors is None:
         raise UsageError(f"{checkpoint.name} has configurations only: loading needs its tensors (*.safetensors)")
-    if not checkpoint.tensors.complete:
-        reason = next((finding.observed for finding in checkpoint.reading if finding.stage == "load"), "a file is missing or cut short")
-        raise InputError(f"{checkpoint.name} cannot be loaded: {reason}")
+    unreadable = next((finding for finding in checkpoint.reading if finding.id in UNREADABLE), None)
+    if unreadable is not None:
+        raise InputError(f"{checkpoint.name} cannot be loaded: {unreadable.observed}")
     geometry = checkpoint.geometry
     if geometry is None or layer not in geometry.moe_layers:
         there = _ranges(geometry.moe_layers) if geometry else "none that config.json says the dimensions of"

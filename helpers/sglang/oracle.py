@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable
 
 from helpers.errors import UsageError, unknown
-from helpers.sglang.environments import environments
+from helpers.sglang.environments import environment, environments
 
 MODES = ("off", "auto", "required")
 
@@ -32,3 +32,20 @@ def askable(releases: Iterable[str], oracle: str | None = None) -> tuple[list[st
         raise UsageError(f'sglang {", ".join(missing)} not built, and the oracle is required: make sglang RELEASES="{" ".join(missing)}"')
     said = f'not asked, because not built: sglang {", ".join(missing)} (make sglang RELEASES="{" ".join(missing)}")' if missing else ""
     return [release for release in wanted if release in there], said
+
+
+def loadable(releases: Iterable[str], oracle: str | None = None) -> tuple[list[str], str]:
+    """The same for the question how weights are loaded, which needs the kernel packages too."""
+    oracle = mode() if oracle is None else oracle
+    there, said = askable(releases, oracle)
+    without = []
+    for release in there:
+        try:
+            environment(release).with_kernels()
+        except UsageError:
+            if oracle == "required":
+                raise
+            without.append(release)
+    if without:
+        said = "; ".join(filter(None, (said, f"not asked to load, because built without FlashInfer: sglang {', '.join(without)}")))
+    return [release for release in there if release not in without], said

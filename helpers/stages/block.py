@@ -152,7 +152,7 @@ class _Loading:
                 "w13_input_scale": Parameter((local,)),
                 "w2_input_scale": Parameter((local,)),
             }
-        group = case.routing.spec.group_size or 16
+        group = case.group_size or 16
         return {
             "w13_weight": Parameter((local, rows, hidden // 2), halves),
             "w2_weight": Parameter((local, hidden, self.width // 2)),

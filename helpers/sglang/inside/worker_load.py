@@ -215,6 +215,7 @@ def _build(config, model_class, quant_config, mode, layer):
         loaders[name] = getattr(FusedMoE, name)
         setattr(FusedMoE, name, _noting(loaders[name], mode))
     FusedMoE.__init__ = construct
+    worker_load_steps.without_communication()
     mode.device = "meta"
     model = worker_routing.construct(config, model_class, quant_config, mode)
     mode.device = "cpu"

@@ -73,6 +73,19 @@ REPLACED = {
 }
 
 
+def without_communication():
+    """The dispatcher of FlashInfer's all-to-all is made without its buffers, which all ranks' GPUs would share; loading needs none."""
+    from sglang.srt.layers.moe.token_dispatcher import base, flashinfer
+
+    def without_buffers(self, *args, **kwargs):
+        if "FlashinferDispatcher" not in used:
+            used.append("FlashinferDispatcher")
+        base.BaseDispatcher.__init__(self)
+
+    flashinfer.FlashinferDispatcher.__init__ = without_buffers
+    flashinfer.FlashinferDispatcher.set_quant_config = base.BaseDispatcher.set_quant_config
+
+
 def complete_imports():
     """Makes up for the imports that the release's layers make at their top only on a CUDA machine."""
     for name, module in list(sys.modules.items()):
