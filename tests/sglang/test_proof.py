@@ -1,5 +1,7 @@
 """What real releases hold after they loaded a checkpoint is the checkpoint, and what is not is found, with the reason."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,20 @@ def test_every_rank_holds_its_part(worker, runner, ranks, tmp_path):
         proved = prove_load(checkpoint, answer)
         assert set(proved.faults) <= {faults.GLOBALS_ROUNDED}
         assert share_of(answer).first == (4 * rank if "ep" in ranks else 0)
+
+
+@pytest.mark.parametrize("runner", ["flashinfer_trtllm", "flashinfer_cutlass", "flashinfer_cutedsl", "marlin"])
+def test_a_block_without_a_gate_is_padded_with_zeros(worker, runner, tmp_path):
+    """80 rows of up, kept as 128. The export's number of Mamba groups, which SGLang reads under another name, is written for it."""
+    source = open_checkpoint("nemotron-h-nvfp4-repaired")
+    folder = shutil.copytree(source.path, tmp_path / "checkpoint")
+    (folder / "config.json").write_text(json.dumps(source.config | {"mamba_n_groups": source.config["n_groups"]}))
+    checkpoint = open_checkpoint(folder)
+    answer = loaded(worker, checkpoint, tmp_path, layer=1, runner=runner)
+    assert answer.accepted, answer.message
+    proved = prove_load(checkpoint, answer)
+    assert {row.projection: row.compared for row in proved.rows if row.what == "padding"} == {"up": 8 * 48 * 8, "down": 8 * 128 * 3}
+    assert set(proved.faults) <= {faults.GLOBALS_ROUNDED}
 
 
 UNTIED = {
