@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from helpers.errors import InputError, UsageError, unknown
-from helpers.kernels.catalogue import KERNELS, kernel
+from helpers.kernels.catalogue import KERNELS, kernel, not_offered
 from helpers.kernels.geometry import Block
 from helpers.kernels.targets import TARGETS
 from helpers.kernels.versions import Platform, compile_blocker, here
@@ -28,6 +28,10 @@ PARALLEL = max(2, min(8, (os.cpu_count() or 2) // 2))
 LIMIT = 120.0  # seconds of one compile; the longest seen is 6
 IMPORT_SECONDS, COMPILE_SECONDS = 8.0, 1.3
 _SOURCES = ("artifacts.py", "e2m1_sm90.py", "geometry.py", "targets.py", "worker.py", "configurations/*.py")
+
+
+# How a reason begins, and what is known then. All others are the library's.
+_FACTS = {"ptxas": "assembler", "geometry": "geometry", "not offered": "not offered"}
 
 
 @dataclass(frozen=True)
@@ -70,13 +74,12 @@ class Compiled:
     @property
     def fact(self) -> str:
         """compiled, assembler (the assembler has no such instruction for this GPU), geometry (the library accepts no variant for this
-        block), or library (it names other GPUs, or fails before the assembler).
+        block), not offered (a package that the kernel needs is not here), or library (it names other GPUs, or fails before the
+        assembler).
         """
         if self.ok:
             return "compiled"
-        if self.reason.startswith("ptxas:"):
-            return "assembler"
-        return "geometry" if self.reason.startswith("geometry:") else "library"
+        return _FACTS.get(self.reason.partition(":")[0], "library")
 
     @property
     def too_large(self) -> bool:
@@ -207,14 +210,28 @@ def compile_all(questions: Sequence[Question], progress: Callable[[int, int], No
     """
     if limit <= 0:
         raise UsageError(f"limit {limit}: give a number of seconds above 0")
-    answers = _answers([_job(question, limit) for question in questions], progress)
-    return [_compiled(question, answer) for question, answer in zip(questions, answers, strict=True)]
+    absent = _absent(questions)
+    asked = [question for question in questions if question.kernel not in absent]
+    answers = iter(_answers([_job(question, limit) for question in asked], progress))
+    return [
+        Compiled(question, question.tactic, False, absent[question.kernel], 0.0)
+        if question.kernel in absent
+        else _compiled(question, next(answers))
+        for question in questions
+    ]
+
+
+def _absent(questions: Sequence[Question]) -> dict[str, str]:
+    """The kernels that are not offered with the packages here, and why."""
+    platform = here()
+    reasons = {name: not_offered(KERNELS[name], platform) for name in {question.kernel for question in questions}}
+    return {name: f"not offered: {reason}" for name, reason in reasons.items() if reason}
 
 
 def missing(questions: Sequence[Question]) -> int:
     """How many would have to be compiled."""
-    cache = Cache(here())
-    return sum(cache.read(_job(question, LIMIT)) is None for question in questions)
+    cache, absent = Cache(here()), _absent(questions)
+    return sum(question.kernel not in absent and cache.read(_job(question, LIMIT)) is None for question in questions)
 
 
 def budget(questions: Sequence[Question]) -> float:

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from helpers.kernels.catalogue import KERNELS
+from helpers.kernels.catalogue import KERNELS, not_offered
 from helpers.kernels.compile import Compiled, Question, compile_all
 from helpers.kernels.geometry import NAMED, Block
 from helpers.kernels.targets import TARGETS
@@ -28,6 +28,7 @@ VERDICTS = {
     "broken claim": "claimed, and does not compile",
     "not for it": "not claimed, and does not compile",
     "too large": "compiles, and asks for more shared memory than a block may have",
+    "not offered": "a package that it needs is not here",
 }
 
 
@@ -50,6 +51,8 @@ def compile_matrix(progress: Callable[[int, int], None] | None = None) -> list[C
 
 def verdict(result: Compiled, claims: dict[str, frozenset[int]]) -> str:
     """One of VERDICTS."""
+    if result.fact == "not offered":
+        return result.fact
     if result.too_large:
         return "too large"
     claimed = TARGETS[result.question.arch].sm in claims[result.question.kernel]
@@ -65,9 +68,13 @@ def proven(result: Compiled) -> str:
 
 
 def facts(results: Iterable[Compiled], claims: dict[str, frozenset[int]]) -> dict[str, dict]:
-    """kernel -> what is asserted about it: the claim, a fact a column, and the columns whose assembly has the proving instruction."""
+    """kernel -> what is asserted about it: the claim, a fact a column, and the columns whose assembly has the proving instruction.
+    Nothing is asserted about a kernel that is not offered.
+    """
     found: dict[str, dict] = {}
     for result in results:
+        if result.fact == "not offered":
+            continue
         name = result.question.kernel
         entry = found.setdefault(name, {"claims": sorted(claims[name]), "facts": {}, "proven": []})
         entry["facts"][column(result)] = result.fact
@@ -81,11 +88,12 @@ def path(platform: Platform) -> Path:
 
 
 def expected(platform: Platform) -> dict[str, dict] | None:
-    """The facts recorded for these versions, None when there are none."""
+    """The facts recorded for these versions, of the kernels that are offered; None when there are none."""
     try:
-        return tomllib.loads(path(platform).read_text())
+        recorded = tomllib.loads(path(platform).read_text())
     except FileNotFoundError:
         return None
+    return {name: entry for name, entry in recorded.items() if name not in KERNELS or not not_offered(KERNELS[name], platform)}
 
 
 def write_expected(found: dict[str, dict], platform: Platform) -> Path:

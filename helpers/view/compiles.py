@@ -9,13 +9,14 @@ from helpers.kernels.targets import TARGETS
 from helpers.kernels.versions import Platform
 from helpers.suite.checks import check, not_run
 from helpers.view.markup import Markup, code, table
-from helpers.view.palette import GREEN, ORANGE, PAPER, SKY, VERMILION, Mark
+from helpers.view.palette import GREEN, GREY, ORANGE, PAPER, SKY, VERMILION, Mark
 
 MARKS = {
     "as claimed": Mark("●", "claimed, and compiles", GREEN),
     "more than claimed": Mark("+", "not claimed, and compiles", SKY),
     "broken claim": Mark("✖", "claimed, and does not compile", VERMILION),
     "too large": Mark("▲", "compiles, and asks for too much shared memory", ORANGE),
+    "not offered": Mark("○", "a package that it needs is not here", GREY),
     "not for it": Mark("–", "not claimed, and does not compile", PAPER),
 }
 assert set(MARKS) == set(matrix.VERDICTS)

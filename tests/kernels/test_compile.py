@@ -1,11 +1,13 @@
 """Real compiles for GPUs that are not here, and the cache in front of them."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from helpers.errors import InputError, UsageError
 from helpers.kernels import compile as compiling
+from helpers.kernels import matrix
 from helpers.kernels.catalogue import KERNELS
 from helpers.kernels.compile import Question, budget, claims, compile_all, folder, missing, tactics
 from helpers.kernels.configurations import FAMILIES
@@ -119,6 +121,17 @@ def test_nothing_is_compiled_where_the_library_is_not(monkeypatch):
     monkeypatch.setattr(compiling, "here", lambda: compiling.Platform(system="linux"))
     with pytest.raises(InputError, match="flashinfer-python is not installed: pip install"):
         compile_all([NATIVE])
+
+
+@needs_library
+def test_without_triton_only_the_kernels_that_need_it_are_left_out(cold, monkeypatch):
+    platform = replace(here(), triton=None)
+    monkeypatch.setattr(compiling, "here", lambda: platform)
+    monkeypatch.setattr(compiling, "_worker", lambda jobs: iter([{"ok": True, "job": job} for job in jobs]))
+    left, asked = compile_all([Question("b12x_w4a16_moe", QWEN, "sm_120a"), NATIVE])
+    assert left.fact == "not offered" and "pip install triton" in left.reason and asked.ok
+    assert matrix.verdict(left, {"b12x_w4a16_moe": frozenset({120})}) == "not offered"
+    assert matrix.facts([left], {}) == {} and "b12x_w4a16_moe" not in (matrix.expected(platform) or {})
 
 
 def test_questions_about_nothing_are_refused():

@@ -57,7 +57,8 @@ def cute_dsl(block: Block, target: Target, name: str) -> None:
 
 def _cute_dsl_legal(block: Block) -> dict[str, bool]:
     def legal(tiler, cluster, exchanged: bool) -> bool:
-        m, n, c_major = (block.intermediate, TOKENS, "m") if exchanged else (TOKENS, block.intermediate, "n")
+        # A narrow tile is for as many tokens as it is wide.
+        m, n, c_major = (block.intermediate, tiler[1], "m") if exchanged else (TOKENS, block.intermediate, "n")
         return Sm100.can_implement(F4, E4M3, NVFP4_BLOCK, BF16, tiler, cluster, m, n, block.hidden, 1, "k", "k", c_major)
 
     return {name: legal(*variant) for name, variant in CUTE_DSL.items()}
