@@ -1,6 +1,8 @@
 """The facts of the pinned versions: what compiles for which GPU, held against what is recorded and what the library claims."""
 
+import json
 import re
+import tomllib
 from dataclasses import replace
 from importlib.metadata import version
 
@@ -11,7 +13,7 @@ from helpers.kernels.catalogue import KERNELS
 from helpers.kernels.compile import claims
 from helpers.kernels.targets import TARGETS
 from helpers.kernels.versions import compile_blocker, here
-from helpers.paths import ROOT
+from helpers.paths import DATA, ROOT
 
 pytestmark = pytest.mark.skipif(bool(compile_blocker(here())), reason=compile_blocker(here()))
 
@@ -86,3 +88,17 @@ def test_a_kernel_that_asks_for_too_much_shared_memory_is_seen(results):
 def test_facts_are_asserted_only_for_the_versions_they_were_recorded_with():
     assert matrix.expected(here()) is None or version("flashinfer-python") in matrix.path(here()).name
     assert matrix.expected(replace(here(), flashinfer="0.0.1")) is None
+
+
+def test_a_machine_with_a_gpu_compiled_the_same():
+    """The matrix as a machine with an H200 compiled it, under another Python, another Triton and a CUDA build of torch."""
+    recorded = json.loads((DATA / "recorded" / "compile_h200.json").read_text())
+    facts = tomllib.loads(matrix.path(replace(here(), **_versions(recorded))).read_text())
+    there = {name: {} for name in facts}
+    for row in recorded["compiled"]:
+        there[row["kernel"]][row["column"]] = row["fact"]
+    assert there == {name: entry["facts"] for name, entry in facts.items()}
+
+
+def _versions(recorded: dict) -> dict:
+    return {name: recorded["packages"][name] for name in ("flashinfer", "cutlass_dsl")}
