@@ -116,7 +116,7 @@ def label(record: dict) -> str:
     found = ", ".join(f"{name} {number}" for name, number in record["versions"].items())
     stale = changed(record)
     note = f"; STALE: {len(stale)} of its sources changed since, e.g. {stale[0]}" if stale else ""
-    return f"Recorded on one {record['gpu']['name']}, driver {record['gpu']['driver']}, {record['date']}: {found}{note}"
+    return f"Recorded on {record['gpu']['name']}, driver {record['gpu']['driver']}, {record['date']}: {found}{note}"
 
 
 # Command line --------------------------------------------------------------------------------------------------------

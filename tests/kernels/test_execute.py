@@ -113,6 +113,12 @@ def test_a_shape_that_a_kernel_rejects_is_left_to_the_others():
     assert {case["kernel"] for case in plan} == {"torch_w4a16", "torch_w4a4"}
 
 
+def test_the_budget_counts_what_has_to_be_compiled():
+    plan = execute.moe_cases(NAMED["deepseek-r1"], here(9), execute.TOKENS, execute.ROUTINGS, True)
+    assert execute.budget(plan).endswith(" min, most of it compilation")
+    assert execute.budget(execute.moe_cases(SMALL, here(0), (1, 4), ("random",), False)) == "8 cases of 4 sizes"
+
+
 @pytest.mark.parametrize("text", ["", "0", "9000", "1,x", "1;2"])
 def test_numbers_of_tokens_that_are_none(text):
     with pytest.raises(UsageError, match="tokens"):

@@ -89,7 +89,7 @@ def test_a_file_that_is_no_record_is_named(tmp_path, text):
 
 def test_the_label_says_gpu_driver_date_and_versions():
     text = record.label(made(date="2026-12-01", versions={"torch": "2.11.0"}))
-    assert text.startswith("Recorded on one NVIDIA H200, driver 580.1, 2026-12-01: torch 2.11.0")
+    assert text.startswith("Recorded on NVIDIA H200, driver 580.1, 2026-12-01: torch 2.11.0")
 
 
 @pytest.mark.parametrize(
