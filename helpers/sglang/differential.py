@@ -118,9 +118,10 @@ def compare_releases(
     subjects = tuple(subjects) if subjects is not None else checkpoints()
     whole = Report()
     with folders() as folder, ThreadPoolExecutor(min(WORKERS, os.cpu_count() or 1)) as pool:
-        asked = [pool.submit(compare_release, release, subjects, sample, mutants, folder) for release in releases]
-        for release, future in zip(releases, asked, strict=True):
-            report = future.result()
+        newest_first = sorted(releases, reverse=True)  # the newest take longest: begun last, one would end alone
+        asked = {release: pool.submit(compare_release, release, subjects, sample, mutants, folder) for release in newest_first}
+        for release in releases:
+            report = asked[release].result()
             say(f"sglang {release}: {report.last_line} modules={report.modules} ranks={len(report.ranks)}")
             whole.merge(report)
     return whole
