@@ -395,10 +395,7 @@ def _embedding_read_by_nemotron(checkpoint: Checkpoint) -> bool:
 
 
 def embedding_is_not_loaded(case: Case) -> Iterator[Finding]:
-    """transformers 5.12 saves Nemotron-H's embedding under a name that SGLang's loader does not know: a warning, and it is left out.
-
-    Read from the loader's renaming and its warning, not seen in a running server.
-    """
+    """transformers 5.12 saves Nemotron-H's embedding under a name that SGLang's loader does not know: a warning, and it is left out."""
     if case.checkpoint.architecture != "NemotronHForCausalLM" or case.checkpoint.tensors is None:
         return
     if _embedding_read_by_nemotron(case.checkpoint):
@@ -416,6 +413,67 @@ def embedding_is_not_loaded(case: Case) -> Iterator[Finding]:
         remedy="rename backbone.embedding.weight to backbone.embeddings.weight in the safetensors files",
         releases=ALL,
     )
+
+
+def mamba_groups_are_not_read(case: Case) -> Iterator[Finding]:
+    """SGLang's Nemotron-H configuration calls them mamba_n_groups; transformers writes n_groups, which nothing reads."""
+    text = case.checkpoint.text_config
+    written, read = text.get("n_groups"), text.get("mamba_n_groups", 8)
+    if case.checkpoint.architecture != "NemotronHForCausalLM" or type(written) is not int or written == read:
+        return
+    yield Finding(
+        id="load.mamba_groups_not_read",
+        stage="load",
+        severity="fails_to_load",
+        read=f"config.json: n_groups {written}",
+        observed=f"RuntimeError: the Mamba layers are built with {read} groups, and the tensors of {written} do not fill them",
+        expected=f"mamba_n_groups {written}",
+        why="the configuration class reads mamba_n_groups, which is 8 where it is not given; transformers writes n_groups",
+        source=f"sglang {case.release} configs/nemotron_h.py: NemotronHConfig; models/nemotron_h.py: NemotronHMambaDecoderLayer",
+        remedy=f'add "mamba_n_groups": {written} to config.json',
+        releases=ALL,
+    )
+
+
+def fused_experts_are_not_loaded(case: Case) -> Iterator[Finding]:
+    """NVFP4 experts in one tensor a projection: one model class hands them to a loader of single experts, another passes them over."""
+    architecture = case.checkpoint.architecture
+    if not case.nvfp4 or architecture not in _FUSED or not _has_fused_experts(case.checkpoint):
+        return
+    severity, observed, why, source = _FUSED[architecture]
+    yield Finding(
+        id="load.fused_experts",
+        stage="load",
+        severity=severity,
+        read="the safetensors headers: all experts of a projection in one tensor",
+        observed=observed,
+        expected="experts.0.gate_proj.weight and so on",
+        why=why,
+        source=f"sglang {case.release} {source}",
+        remedy="split the experts' tensors in the safetensors files",
+        releases=(case.release.version,),
+    )
+
+
+_FUSED = {
+    "GptOssForCausalLM": (
+        "fails_to_load",
+        "ValueError: Expected 2D tensors, got expert_data shape and loaded_weight shape with three dimensions",
+        "ModelOpt's matrices are loaded expert by expert, and the model class hands over all of them",
+        "layers/moe/fused_moe_triton/layer.py: FusedMoE._load_w2",
+    ),
+    "Llama4ForCausalLM": (
+        "wrong_output",
+        "none of the experts' tensors is read, without a message: the experts keep uninitialised memory",
+        "the text-only class reads weights as Llama 3 does; Llama4ForConditionalGeneration knows the experts' names",
+        "models/llama4.py: Llama4ForCausalLM, whose load_weights is LlamaForCausalLM's",
+    ),
+}
+
+
+@lru_cache(maxsize=256)
+def _has_fused_experts(checkpoint: Checkpoint) -> bool:
+    return checkpoint.tensors is not None and any(name.endswith(".experts.down_proj") for name in checkpoint.tensors)
 
 
 def geometry_is_missing(case: Case) -> Iterator[Finding]:
@@ -474,5 +532,7 @@ LOAD_RULES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
     input_scales_are_not_sliced,
     marlin_tiles_do_not_fit,
     embedding_is_not_loaded,
+    mamba_groups_are_not_read,
+    fused_experts_are_not_loaded,
     geometry_is_missing,
 )

@@ -1,5 +1,7 @@
 """Real loads of one block of experts. ORACLE=required: all of CI's releases must be built with FlashInfer; auto: those that are."""
 
+import json
+import shutil
 import sys
 from dataclasses import replace
 
@@ -15,6 +17,7 @@ from helpers.sglang.load_differential import compare_loads, judge_load, question
 from helpers.sglang.loading import LoadWorker, layer_bytes
 from helpers.sglang.oracle import loadable, mode
 from helpers.stages import block
+from helpers.stages.verdict import judge
 
 pytestmark = pytest.mark.timeout(7_200)
 
@@ -150,6 +153,37 @@ def test_experts_that_are_not_nvfp4_are_loaded_too(worker):
     """The write-up's "rejected at load" is not so: FP8 experts of a mixed checkpoint load, and run on Triton."""
     answer = worker.load(open_checkpoint("qwen3-moe-mixed-fp8-layer"), on(worker, runner="flashinfer_cutedsl"), 1)
     assert (answer.accepted, answer.method, answer.runner) == (True, "ModelOptFp8MoEMethod", "triton")
+
+
+def test_what_the_release_warns_of_is_told(worker, tmp_path):
+    checkpoint = damaged(open_checkpoint("qwen3-moe-mixed"), "gate and up scales differ", 0, tmp_path)
+    said = "WARNING: w1_weight_scale_2 must match w3_weight_scale_2. Accuracy may be affected."
+    assert said in worker.load(checkpoint, on(worker, runner="marlin"), 0).log
+    assert said not in worker.load(checkpoint, on(worker), 0).log
+
+
+def test_nemotrons_exported_embedding_is_read_by_nobody(worker, tmp_path):
+    """load.embedding_not_loaded, seen: once the Mamba groups are where the release reads them, one tensor is left over."""
+    exported = open_checkpoint("nemotron-h-nvfp4-repaired")
+    launch = on(worker, quantization="modelopt_fp4")
+    assert worker.load(exported, launch, 1).function == "weight_loader"
+    for file in ("hf_quant_config.json", "model.safetensors"):
+        shutil.copy(exported.path / file, tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(exported.config | {"mamba_n_groups": exported.config["n_groups"]}))
+    answer = worker.load(open_checkpoint(tmp_path), launch, 1)
+    assert (answer.accepted, answer.dropped) == (True, ("backbone.embedding.weight",))
+    assert "WARNING: Parameter model.embedding.weight not found in params_dict" in answer.log
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-nvfp4", "llama4-nvfp4", "qwen3-moe-mixed", "minimax-m2-nvfp4", "gemma4-nvfp4"])
+@pytest.mark.parametrize("runner", ["flashinfer_cutlass", "marlin"])
+def test_the_verdict_of_a_bundled_checkpoint_is_what_loading_it_does(worker, name, runner):
+    """Every tensor of the checkpoint is loaded: it fails where the verdict says so, and only there; experts without values are found."""
+    checkpoint, launch = open_checkpoint(name), deployment(sglang=worker.release, runner=runner)
+    answer = worker.load(checkpoint, launch, checkpoint.geometry.moe_layers[0])
+    severities = {finding.severity for finding in judge(checkpoint, launch).verdict.findings}
+    assert ("fails_to_load" in severities) == bool(answer.step)
+    assert ("wrong_output" in severities) == (not answer.step and bool(answer.unwritten))
 
 
 def test_a_damaged_block_says_where_it_ends(worker, tmp_path):

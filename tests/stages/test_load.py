@@ -1,5 +1,6 @@
 """Load rules that the configuration alone proves: cutting experts over ranks, group size, the GPU's generation."""
 
+import json
 import shutil
 
 import pytest
@@ -134,8 +135,17 @@ def test_without_dimensions_the_rules_abstain():
     assert "load.gated_rows_not_aligned" not in findings
 
 
-def test_an_embedding_that_nemotrons_loader_does_not_know_is_wrong_output():
+def nemotron_export(folder):
+    """The bundled export with the number of Mamba groups where SGLang reads it."""
     exported = open_checkpoint("nemotron-h-nvfp4-repaired")
+    for file in ("hf_quant_config.json", "model.safetensors"):
+        shutil.copy(exported.path / file, folder)
+    (folder / "config.json").write_text(json.dumps(exported.config | {"mamba_n_groups": exported.config["n_groups"]}))
+    return folder
+
+
+def test_an_embedding_that_nemotrons_loader_does_not_know_is_wrong_output(tmp_path):
+    exported = open_checkpoint(nemotron_export(tmp_path))
     assert "backbone.embedding.weight" in exported.tensors
     for version in ("0.5.11", "0.5.16", "0.5.23"):
         decided = judge(exported, deployment(sglang=version)).verdict.deciding
@@ -143,14 +153,31 @@ def test_an_embedding_that_nemotrons_loader_does_not_know_is_wrong_output():
 
 
 def test_an_embedding_under_the_hubs_name_is_fine(tmp_path):
-    exported = open_checkpoint("nemotron-h-nvfp4-repaired")
-    for file in ("config.json", "hf_quant_config.json"):
-        shutil.copy(exported.path / file, tmp_path)
-    content = (exported.path / "model.safetensors").read_bytes()
+    file = nemotron_export(tmp_path) / "model.safetensors"
+    content = file.read_bytes()
     length = int.from_bytes(content[:8], "little")
     header = content[8 : 8 + length].replace(b'"backbone.embedding.weight"', b'"backbone.embeddings.weight"').strip()
-    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + content[8 + length :])
+    file.write_bytes(len(header).to_bytes(8, "little") + header + content[8 + length :])
     assert judge(open_checkpoint(tmp_path), deployment()).verdict.outcome == "serves"
+
+
+def test_transformers_name_of_the_mamba_groups_is_not_read():
+    decided = judge(open_checkpoint("nemotron-h-nvfp4-repaired"), deployment()).verdict.deciding
+    assert (decided.id, decided.severity) == ("load.mamba_groups_not_read", "fails_to_load")
+    assert decided.remedy == 'add "mamba_n_groups": 2 to config.json'
+
+
+@pytest.mark.parametrize(("name", "severity"), [("gpt-oss-nvfp4", "fails_to_load"), ("llama4-nvfp4", "wrong_output")])
+def test_experts_in_one_tensor_are_not_loaded(name, severity):
+    verdict = judge(open_checkpoint(name), deployment(runner="flashinfer_cutlass")).verdict
+    assert verdict.outcome == severity
+    assert severity in {finding.severity for finding in verdict.findings if finding.id == "load.fused_experts"}
+
+
+def test_marlin_pads_no_tile():
+    observed = found(352 // 2, sglang="0.5.16", runner="marlin")["load.marlin_tiles"][1]
+    assert observed == "RuntimeError: size_n = 352 is not divisible by tile_n_size = 64"
+    assert "load.marlin_tiles" not in found(192, sglang="0.5.16", runner="marlin")
 
 
 def test_ranks_left_out_of_every_expert_group_fail():

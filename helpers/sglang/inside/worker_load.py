@@ -131,7 +131,7 @@ def answer(machine, request):
     """What loading came to: see helpers/sglang/loading.py: LoadAnswer. A refusal is an answer too, with the step it happened in."""
     begun = time.perf_counter()
     lines = _Lines()
-    logging.getLogger().addHandler(lines)
+    logging.getLogger("sglang").addHandler(lines)  # the root's handlers are replaced while arguments are resolved
     logging.disable(logging.INFO)
     told = {"accepted": True, "step": "prepare", "log": lines.lines, "replaced": worker_load_steps.used}
     try:
