@@ -152,8 +152,10 @@ def _worker(jobs: Sequence[dict]) -> Iterator[dict]:
             try:
                 answered = 0
                 for line in process.stdout:
-                    answered += 1
-                    yield json.loads(line)
+                    # A library that prints while it is imported does not answer.
+                    if line.startswith("{"):
+                        answered += 1
+                        yield json.loads(line)
             finally:
                 process.terminate()
         if answered < len(jobs):

@@ -117,6 +117,14 @@ def test_a_worker_that_dies_is_one_line(cold, monkeypatch):
         compile_all([Question("nvfp4_quantize", QWEN, "sm_103a", "8x4")])
 
 
+def test_a_library_that_prints_does_not_answer(monkeypatch, tmp_path):
+    talks = tmp_path / "python"
+    talks.write_text("""#!/bin/sh\necho 'Welcome to a library'\necho '{"ok": true, "job": {}}'\n""")
+    talks.chmod(0o755)
+    monkeypatch.setattr(compiling.sys, "executable", str(talks))
+    assert list(compiling._worker([{}])) == [{"ok": True, "job": {}}]
+
+
 def test_nothing_is_compiled_where_the_library_is_not(monkeypatch):
     monkeypatch.setattr(compiling, "here", lambda: compiling.Platform(system="linux"))
     with pytest.raises(InputError, match="flashinfer-python is not installed: pip install"):
