@@ -69,6 +69,6 @@ def environment_strip() -> None:
     shown = ("nvfp4-moe-validation", "torch", "flashinfer-python", "nvidia-cutlass-dsl", "nvidia-modelopt", "transformers")
     parts = [f"Python {found['python']} on {found['machine']}"]
     parts += [f"{name} {found['packages'][name] or 'not installed'}" for name in shown]
-    parts += [gpu["name"] for gpu in found["gpus"]] or ["no GPU in this machine: nothing here needs one"]
+    parts += [gpu["name"] for gpu in found["gpus"]] or ["no GPU in this machine"]
     line = " · ".join(parts)
     display({"text/html": f"<small>{html.escape(line)}</small>", "text/plain": line}, raw=True)

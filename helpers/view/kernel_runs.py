@@ -67,17 +67,22 @@ def fault_rows(results: Iterable[Result]) -> list[dict]:
 
 
 def quantise_rows(results: Iterable[Result]) -> list[dict]:
+    """One row a kernel and width: bytes that differ over all numbers of rows, and the time for each."""
+    groups: dict[tuple, list[Result]] = {}
+    for result in _asked(results, "quantise"):
+        if result["state"] == "done":
+            groups.setdefault((result["kernel"], result["hidden"]), []).append(result)
     return [
         {
-            "kernel": r["kernel"],
-            "rows x columns": f"{r['tokens']} x {r['hidden']}",
-            "code bytes off": f"{r['codes_off']} of {r['codes']}",
-            "scales off": f"{r['scales_off']} of {r['scales']}",
-            "us": f"{r['us']:.1f}" if "us" in r else "",
-            "TB/s": f"{r['tb_s']:.2f}" if "us" in r else "",
+            "kernel": kernel,
+            "columns": hidden,
+            "rows": ", ".join(str(r["tokens"]) for r in found),
+            "code bytes off": f"{sum(r['codes_off'] for r in found)} of {sum(r['codes'] for r in found):,}",
+            "scales off": f"{sum(r['scales_off'] for r in found)} of {sum(r['scales'] for r in found):,}",
+            "us": ", ".join(f"{r['us']:.1f}" for r in found if "us" in r),
+            "TB/s for the most rows": f"{found[-1]['tb_s']:.2f}" if "us" in found[-1] else "",
         }
-        for r in _asked(results, "quantise")
-        if r["state"] == "done"
+        for (kernel, hidden), found in groups.items()
     ]
 
 

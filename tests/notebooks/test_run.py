@@ -55,6 +55,8 @@ def test_the_defaults_pass_without_a_warning(run, tmp_path, name):
     [
         ("02_admit", REFUSED | {"expect": "refused"}),
         ("03_route", REFUSED | {"expect": "refused"}),
+        ("06_run", REFUSED | {"expect": "refused"}),
+        ("06_run", {"checkpoint": "qwen3.5-397b-v2-config"}),
         ("07_verdict", REFUSED | {"expect": "refused"}),
         ("02_admit", {"checkpoint": "qwen3-moe-nvfp4", "runner": "flashinfer_cutedsl"}),
         ("03_route", {"checkpoint": "qwen3.5-397b-v2-config", "sglang": "0.5.16", "runner": "flashinfer_cutedsl"}),

@@ -64,8 +64,11 @@ def test_a_wrong_kernel_has_no_speed():
     assert row["share of the ceiling"] == "50%" and row["least possible us"] == "25.0"
 
 
-def test_bytes_that_differ_are_counted():
-    assert kernel_runs.quantise_rows([BYTES])[0]["code bytes off"] == "0 of 3584"
+def test_bytes_that_differ_are_counted_over_all_numbers_of_rows():
+    more = BYTES | {"tokens": 2, "codes_off": 8, "scales_off": 1, "us": 3.21, "tb_s": 0.5}
+    (row,) = kernel_runs.quantise_rows([BYTES, more])
+    assert (row["rows"], row["code bytes off"], row["scales off"]) == ("1, 2", "8 of 7,168", "1 of 896")
+    assert row["us"] == "3.2" and row["TB/s for the most rows"] == "0.50"
 
 
 def test_the_roofline_draws_a_panel_a_model_and_has_a_table():
