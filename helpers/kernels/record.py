@@ -126,31 +126,48 @@ def add_record_arguments(parser) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="default: data/recorded/kernels_<gpu>.json")
     parser.add_argument("--tokens", default="", metavar="N,…", help="numbers of tokens (default: 1 to 4096)")
     parser.add_argument("--blocks", default="", metavar="NAME,…", help="geometries (default: all named ones)")
+    parser.add_argument("--shared", action="store_true", help="run only what several GPUs share, and add it to the record there is")
     parser.add_argument("--json", action="store_true", help="print the record as well")
 
 
 def record_command(args) -> int:
     """0 when every result is right, 1 otherwise; the file is written in both cases."""
-    from helpers.kernels import execute, measure
+    from helpers.kernels import execute
     from helpers.kernels.geometry import NAMED
     from helpers.kernels.inputs import MOST_TOKENS
 
     gpu, (kernels, why) = execute.gpu_here(), execute.able()
     if gpu is None or why:
         raise UsageError(f"nothing to record: {why}; `python -m helpers kernels run` checks what a CPU can")
-    tokens = execute.numbers(args.tokens, MOST_TOKENS) if args.tokens else execute.TOKENS
     chosen = execute.blocks(args.blocks) if args.blocks else tuple(NAMED.values())
-    cases = execute.everything(kernels, chosen, tokens)
+    path = args.out or path_for(gpu.name)
+    if args.shared:
+        record = _with_shared(read(path), path, gpu, chosen)
+    else:
+        tokens = execute.numbers(args.tokens, MOST_TOKENS) if args.tokens else execute.TOKENS
+        record = _everything(gpu, execute.everything(kernels, chosen, tokens), chosen)
+    write(record, path)
+    print(json.dumps(record) if args.json else f"{path}: {len(record['results'])} results, {len(record['parallel'])} of several GPUs")
+    return 0 if all(result["right"] for result in (*record["results"], *record["parallel"])) else 1
+
+
+def _everything(gpu: Gpu, cases: Sequence[dict], chosen: Iterable) -> dict:
+    from helpers.kernels import execute, measure
+
     print(execute.budget(cases), file=sys.stderr)
     before, found = measure.clocks(), []
     for result in execute.results(cases):
         found.append(result)
         print(execute.line(result), file=sys.stderr, flush=True)
-    record = make(gpu, found, (before, measure.clocks()), _parallel(gpu, chosen))
-    path = args.out or path_for(gpu.name)
-    write(record, path)
-    print(json.dumps(record) if args.json else f"{path}: {len(found)} results")
-    return 0 if all(result["right"] for result in (*found, *record["parallel"])) else 1
+    return make(gpu, found, (before, measure.clocks()), _parallel(gpu, chosen))
+
+
+def _with_shared(record: dict, path: Path, gpu: Gpu, chosen: Iterable) -> dict:
+    if gpu.count < 2 or gpu.name != record["gpu"]["name"]:
+        raise UsageError(f"--shared needs two GPUs or more of the record's kind, {record['gpu']['name']}; here: {gpu.count} x {gpu.name}")
+    if changed(record):
+        raise UsageError(f"{path} is not of this code ({', '.join(changed(record)[:3])} changed): record everything, without --shared")
+    return record | {"parallel": _parallel(gpu, chosen)}
 
 
 def _parallel(gpu: Gpu, chosen: Iterable) -> list[dict]:

@@ -100,7 +100,7 @@ def test_the_file_is_named_after_the_gpu(name, file):
 
 
 def arguments(tmp_path):
-    return SimpleNamespace(out=tmp_path / "made.json", tokens="1", blocks="qwen3-30b-a3b", json=False)
+    return SimpleNamespace(out=tmp_path / "made.json", tokens="1", blocks="qwen3-30b-a3b", shared=False, json=False)
 
 
 def test_without_a_gpu_there_is_nothing_to_record(monkeypatch, tmp_path):
@@ -118,6 +118,33 @@ def test_the_command_writes_the_file_whether_right_or_not(monkeypatch, tmp_path,
     assert record.record_command(arguments(tmp_path)) == (0 if right else 1)
     assert record.read(tmp_path / "made.json")["results"][0]["right"] is right
     assert "1 results" in capsys.readouterr().out
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    monkeypatch.setattr(execute, "gpu_here", lambda: Gpu("NVIDIA H200", (9, 0), "580.1", 2))
+    monkeypatch.setattr(execute, "able", lambda: (("torch_w4a16",), ""))
+    monkeypatch.setattr(record, "_parallel", lambda gpu, chosen: [{"mode": "ep", "ranks": gpu.count, "right": True}])
+
+
+def test_what_gpus_share_is_added_to_the_record_there_is(two_gpus, tmp_path):
+    asked = arguments(tmp_path)
+    record.write(made(), asked.out)
+    asked.shared = True
+    assert record.record_command(asked) == 0
+    kept = record.read(asked.out)
+    assert kept["parallel"] == [{"mode": "ep", "ranks": 2, "right": True}] and len(kept["results"]) == 3
+
+
+def test_nothing_is_added_to_a_record_of_other_code_or_of_another_gpu(two_gpus, tmp_path):
+    asked = arguments(tmp_path)
+    asked.shared = True
+    record.write(made(blobs={"helpers/kernels/checks.py": "0" * 40}), asked.out)
+    with pytest.raises(UsageError, match="is not of this code"):
+        record.record_command(asked)
+    record.write(made(gpu={"name": "NVIDIA B200", "driver": "1"}), asked.out)
+    with pytest.raises(UsageError, match="of the record's kind, NVIDIA B200; here: 2 x NVIDIA H200"):
+        record.record_command(asked)
 
 
 def test_what_this_repository_keeps_can_be_read():
