@@ -25,6 +25,7 @@ SUBJECTS = (
     "qwen3-moe-nvfp4-experts",
     "qwen3.5-moe-mixed",
     "minimax-m2-nvfp4",
+    "nemotron-h-nvfp4-repaired",
 )
 RUNNERS = ("flashinfer_cutedsl", "flashinfer_cutlass", "flashinfer_trtllm", "flashinfer_trtllm_routed", "marlin", "triton", "auto")
 RANKS = ((1, 1, 0), (2, 1, 0), (2, 1, 1), (2, 2, 0), (2, 2, 1), (4, 2, 3))  # tp, ep, rank

@@ -29,6 +29,7 @@ CLASSES = {
     "Qwen3MoeForCausalLM": (PROJECTIONS, "skips"),
     "MiniMaxM2ForCausalLM": ({"w1": "w1", "w3": "w3", "w2": "w2"}, "skips"),
     "Qwen3_5MoeForConditionalGeneration": (PROJECTIONS, "raises"),
+    "NemotronHForCausalLM": (PROJECTIONS, "skips"),
 }
 # models/qwen3_5.py: what ends so is skipped where it has no parameter; anything else is looked up.
 SKIPPED_BY_QWEN3_5 = ("bias", "k_scale", "v_scale", "weight_scale", "input_scale")
@@ -158,7 +159,7 @@ class _Loading:
             "w2_weight": Parameter((local, hidden, self.width // 2)),
             "w13_weight_scale": Parameter((local, rows, hidden // group), halves),
             "w2_weight_scale": Parameter((local, hidden, self.width // group)),
-            "w13_weight_scale_2": Parameter((local, 2) if self.gated else (local,), halves),
+            "w13_weight_scale_2": Parameter((local, halves), halves),
             "w2_weight_scale_2": Parameter((local,)),
             "w13_input_scale": Parameter((everyone, halves), every=True),
             "w2_input_scale": Parameter((everyone,), every=True),

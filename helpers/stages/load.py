@@ -365,10 +365,12 @@ def input_scales_are_not_sliced(case: Case) -> Iterator[Finding]:
 
 
 def marlin_tiles_do_not_fit(case: Case) -> Iterator[Finding]:
-    """Marlin repacks weights in tiles of 16 columns and 64 rows, and pads neither."""
+    """Marlin repacks weights in tiles of 16 columns and 64 rows; experts with a gate are not padded to them, others are to 128 rows."""
     local, geometry = _local_intermediate(case), case.shape.geometry
     if _layout(case) != "marlin" or local is None:
         return
+    if not geometry.gated:
+        local = _up(local, 128)
     rows = local * (2 if geometry.gated else 1)
     sizes = (("k", geometry.expert_hidden, 16), ("n", rows, 64), ("k", local, 16), ("n", geometry.expert_hidden, 64))
     wrong = next(((name, size, tile) for name, size, tile in sizes if size % tile), None)
@@ -382,7 +384,7 @@ def marlin_tiles_do_not_fit(case: Case) -> Iterator[Finding]:
         read=f"config.json: intermediate size {geometry.intermediate}; tp {case.deployment.tp}, ep {case.ep}; runner marlin",
         observed=f"RuntimeError: size_{name} = {size} is not divisible by tile_{name}_size = {tile}",
         expected=f"a multiple of {tile}",
-        why="Marlin repacks weights in tiles of 16 columns and 64 rows and pads neither",
+        why="Marlin repacks weights in tiles of 16 columns and 64 rows, and gate and up are not padded to them",
         source=f"sglang {case.release} layers/quantization/marlin_utils_fp4.py: prepare_moe_nvfp4_layer_for_marlin; gptq_marlin_repack",
         remedy="--moe-runner-backend flashinfer_trtllm, which pads",
         releases=ALL,
