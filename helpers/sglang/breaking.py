@@ -76,7 +76,17 @@ def named_rules() -> set[tuple[str, str]]:
 
 
 # Functions that word findings and steps, or name parts of the checkpoint for them; they decide nothing that is compared.
-WORDING = ("_with_findings", "_taken_for_w4afp8", "_meta_step", "_layers_anywhere", "_keys", "_unknown_page", "steps", "_module_route")
+WORDING = (
+    "_with_findings",
+    "_in_text_config_alone",
+    "_taken_for_w4afp8",
+    "_meta_step",
+    "_layers_anywhere",
+    "_keys",
+    "_unknown_page",
+    "steps",
+    "_module_route",
+)
 WORDING += ("blocks", "draft_algorithms", "_algorithm", "linear", "lm_head")
 
 
