@@ -139,9 +139,11 @@ def _microseconds(call) -> float:
 
 
 def everything(blocks: Sequence[Block], ranks: int, tokens: Sequence[int] = (1, 8, 64, 1024)) -> list[dict]:
-    """Both ways, through every kernel that runs on this GPU and can take part, for each block that the ranks divide."""
+    """Both ways, through every kernel that runs on this GPU and can take part, for each block that the ranks divide. Without the plain
+    ones, whose times say nothing.
+    """
     major = torch.cuda.get_device_capability()[0]
-    kernels = [name for name, runner in RUNNERS.items() if major in runner.majors and runner.maps]
+    kernels = [name for name, runner in RUNNERS.items() if major in runner.majors and runner.maps and runner.graphs]
     found = []
     for block in blocks:
         for mode, size in (("ep", block.experts), ("tp", block.intermediate)):

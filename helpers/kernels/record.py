@@ -33,12 +33,13 @@ SOURCES = {
         "flashinfer_quantise.py",
         "inputs.py",
         "measure.py",
-        "parallel.py",
         "runners.py",
         "torch_moe.py",
     ),
     "helpers/nvfp4": ("codec.py", "compare.py", "elements.py", "gpu.py", "layouts.py", "moe.py", "recipes.py"),
 }
+# What the results of several GPUs depend on as well.
+SHARED_SOURCE = "helpers/kernels/parallel.py"
 
 
 def versions() -> dict[str, str]:
@@ -54,7 +55,7 @@ def versions() -> dict[str, str]:
 
 def blobs() -> dict[str, str]:
     """Path from the repository's root -> the id git gives the file as it is now."""
-    paths = [f"{folder}/{name}" for folder, names in SOURCES.items() for name in names]
+    paths = [f"{folder}/{name}" for folder, names in SOURCES.items() for name in names] + [SHARED_SOURCE]
     return {path: git_blob(ROOT / path) for path in paths}
 
 
@@ -72,7 +73,7 @@ def make(gpu: Gpu, results: Sequence[dict], clocks: Sequence[dict], parallel: Se
         "date": datetime.now(UTC).date().isoformat(),
         "versions": versions(),
         "clocks": list(clocks),
-        "blobs": blobs(),
+        "blobs": {path: blob for path, blob in blobs().items() if parallel or path != SHARED_SOURCE},
         "results": list(results),
         "parallel": list(parallel),
     }
@@ -167,7 +168,7 @@ def _with_shared(record: dict, path: Path, gpu: Gpu, chosen: Iterable) -> dict:
         raise UsageError(f"--shared needs two GPUs or more of the record's kind, {record['gpu']['name']}; here: {gpu.count} x {gpu.name}")
     if changed(record):
         raise UsageError(f"{path} is not of this code ({', '.join(changed(record)[:3])} changed): record everything, without --shared")
-    return record | {"parallel": _parallel(gpu, chosen)}
+    return record | {"parallel": _parallel(gpu, chosen), "blobs": blobs()}
 
 
 def _parallel(gpu: Gpu, chosen: Iterable) -> list[dict]:

@@ -134,6 +134,7 @@ def test_what_gpus_share_is_added_to_the_record_there_is(two_gpus, tmp_path):
     assert record.record_command(asked) == 0
     kept = record.read(asked.out)
     assert kept["parallel"] == [{"mode": "ep", "ranks": 2, "right": True}] and len(kept["results"]) == 3
+    assert kept["blobs"] == record.blobs() and record.SHARED_SOURCE not in made()["blobs"], "nothing of this record came from it before"
 
 
 def test_nothing_is_added_to_a_record_of_other_code_or_of_another_gpu(two_gpus, tmp_path):
