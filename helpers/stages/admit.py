@@ -26,7 +26,7 @@ from helpers.stages.admission.remedies import finding, whole_pages
 from helpers.stages.admission.resolution import Refused, Resolution
 from helpers.stages.admission.sizes import memory_rules, parallel_rules
 from helpers.stages.admission.sources import source
-from helpers.stages.admission.speculative import draft_backend_rules, draft_runner_rules, speculative_rules
+from helpers.stages.admission.speculative import draft_backend_rules, draft_runner_rules, radix_cache_rules, speculative_rules
 from helpers.stages.detect import Detection
 from helpers.stages.steps import Step
 
@@ -133,6 +133,7 @@ def _resolve(r: Resolution) -> None:
     memory_rules(r)
     model_config_rules(r)
     architecture_rules(r)
+    radix_cache_rules(r)
     parallel_rules(r)
     attention_rules(r)
     kernel_rules(r)

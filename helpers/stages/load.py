@@ -92,6 +92,7 @@ _VISION_HEADS = {
     "KimiK25ForConditionalGeneration": "vt_num_attention_heads",
     "MiniMaxM3SparseForConditionalGeneration": "num_attention_heads",
 }
+_MIXER = "layers/attention/mamba/mamba.py: MambaMixer2.__init__"
 _DIVIDE = "distributed/utils.py: ensure_divisibility, from "
 
 
@@ -102,37 +103,43 @@ def _attention_ranks(case: Case) -> int:
     return max(1, case.deployment.tp // max(1, case.admission.attention_dp))
 
 
-def _not_shared_out(case: Case, ranks: int) -> Iterator[tuple[str, int, str]]:
-    """(key of config.json, its number, file: function that stops) for each number that the ranks do not divide."""
+def _not_shared_out(case: Case) -> Iterator[tuple[str, int, int, str]]:
+    """(key of config.json, its number, ranks, file: function that stops) for each number that the ranks do not divide.
+
+    Up to 0.5.13 Mamba's heads are shared out among all ranks, under attention data parallelism too.
+    """
+    ranks = _attention_ranks(case)
+    of_mamba = ranks if case.release.at_least("0.5.14") else case.deployment.tp
     text, architecture = case.checkpoint.text_config, case.checkpoint.architecture
     file = _ATTENTION.get(architecture, family_of(case.checkpoint).file) + ": __init__ of the attention class"
     vision = case.checkpoint.config.get("vision_config")
-    counts = {name: text.get(name) for name in ("num_attention_heads", "num_key_value_heads", "linear_num_key_heads", "mamba_num_heads")}
+    counts = {name: text.get(name) for name in ("num_attention_heads", "num_key_value_heads", "linear_num_key_heads")}
     counts["vision_config.num_heads"] = vision.get(_VISION_HEADS.get(architecture)) if isinstance(vision, dict) else None
     if architecture == "NemotronHForCausalLM":
+        counts["mamba_num_heads"] = text.get("mamba_num_heads")
         counts["mamba_n_groups"] = text.get("mamba_n_groups", 8)  # the default of SGLang's own config class; n_groups is not read
     places = {
         "num_attention_heads": _DIVIDE + file if architecture == "DeepseekV4ForCausalLM" else file,
         "num_key_value_heads": file,
         "linear_num_key_heads": _DIVIDE + "layers/linear.py",
-        "mamba_num_heads": _DIVIDE + "configs/mamba_utils.py",
-        "mamba_n_groups": "layers/attention/mamba/mamba.py: MambaMixer2.__init__",
+        "mamba_num_heads": _MIXER if of_mamba != ranks else _DIVIDE + "configs/mamba_utils.py",
+        "mamba_n_groups": _MIXER,
         "vision_config.num_heads": _DIVIDE + "layers/attention/vision.py: VisionAttention.__init__",
     }
-    uneven = {key: count for key, count in counts.items() if type(count) is int and count > 0 and count % ranks}
+    among = {key: of_mamba if key.startswith("mamba") else ranks for key in counts}
+    uneven = {key: count for key, count in counts.items() if type(count) is int and count > 0 and count % among[key]}
     few = uneven.get("num_key_value_heads")
     if few and (ranks % few == 0 or "kv_lora_rank" in text or "num_attention_heads" in uneven):
         del uneven["num_key_value_heads"]  # held by several ranks each, not shared out at all, or never looked at
     for key, count in uneven.items():
-        yield key, count, places[key]
+        yield key, count, among[key], places[key]
 
 
 def heads_do_not_divide(case: Case) -> Iterator[Finding]:
     """Heads are shared out among the ranks of one attention group; the model classes assert that this comes out even."""
-    ranks = _attention_ranks(case)
     if family_of(case.checkpoint) is None:
         return
-    for key, count, place in _not_shared_out(case, ranks):
+    for key, count, ranks, place in _not_shared_out(case):
         yield Finding(
             id="load.heads_do_not_divide",
             stage="load",

@@ -68,12 +68,14 @@ def glm4(r: Resolution) -> None:
 def deepseek(r: Resolution) -> None:
     """DeepSeek V3 and V3.2, Kimi K2.5, GLM-5, Mistral Large 3 and relatives. Only on data-centre Blackwell; mixed counts everywhere.
 
-    LongCat's routing spans experts that do nothing, which TRT-LLM's kernel cannot see: no default for it from 0.5.17.
+    LongCat's routing spans experts that do nothing, which TRT-LLM's kernel cannot see: no default for it from 0.5.17. 0.5.11 reads
+    V3.2's configuration as V3's.
     """
     rule = "deepseek"
+    looked_at = ("DeepseekV3ForCausalLM",) if r.release.at_least("0.5.12") else ("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM")
     if not r.gpu.is_sm100:
         return r.note(rule, "does this architecture fill in the quantization?", "GPU", r.gpu, "no: only on sm_100 and sm_103")
-    if r.facts.architecture == "DeepseekV3ForCausalLM" and r.quantization is None and r.facts.quant_method is None:
+    if r.facts.architecture in looked_at and r.quantization is None and r.facts.quant_method is None:
         if not r.quantization_unset_on_purpose:
             question = "no quant_method: are the expert weights FP8?"
             if r.facts.has_fp8_experts:
@@ -302,7 +304,7 @@ Rule = Callable[[Resolution], None]
 # architecture -> (its rule, the first release that applies it to this architecture)
 FAMILIES: dict[str, tuple[Rule, str]] = {
     "DeepseekV3ForCausalLM": (deepseek, "0.5.11"),
-    "DeepseekV32ForCausalLM": (deepseek, "0.5.12"),
+    "DeepseekV32ForCausalLM": (deepseek, "0.5.11"),
     "KimiK25ForConditionalGeneration": (deepseek, "0.5.11"),
     "MistralLarge3ForCausalLM": (deepseek, "0.5.11"),
     "PixtralForConditionalGeneration": (deepseek, "0.5.11"),

@@ -29,21 +29,23 @@ _BRANCHING = ("flashinfer", "fa3", "triton")
 def speculative_rules(r: Resolution) -> None:
     """In SGLang's order. Two ways to draft know nothing of attention data parallelism; several paths need pages of one token."""
     algorithm = r.flags.speculative_algorithm
-    if algorithm and _is_linear(r) and not r.release.at_least("0.5.14"):
-        _radix_cache(r)
     if algorithm in _EAGLE:
         _eagle(r)
     elif algorithm == "NGRAM":
         _ngram(r)
 
 
-def _is_linear(r: Resolution) -> bool:
-    """Does the model keep a state beside its KV cache?"""
-    return r.facts.architecture in ("NemotronHForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
+# Models that keep a state beside their KV cache.
+_LINEAR = ("NemotronHForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
 
 
-def _radix_cache(r: Resolution) -> None:
-    """Up to 0.5.13 the default scheduler cannot keep such a state and draft. _handle_mamba_radix_cache."""
+def radix_cache_rules(r: Resolution) -> None:
+    """Up to 0.5.13 the default scheduler cannot keep such a state and draft; asked with the architecture's own rules, before runners.
+
+    _handle_mamba_radix_cache.
+    """
+    if not r.flags.speculative_algorithm or r.facts.architecture not in _LINEAR or r.release.at_least("0.5.14"):
+        return
     message = (
         f"Speculative decoding for {r.facts.architecture} is not compatible with radix cache when using --mamba-scheduler-strategy "
         "no_buffer.To use radix cache with speculative decoding, please use --mamba-scheduler-strategy extra_buffer and set "
