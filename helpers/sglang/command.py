@@ -21,6 +21,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     made = commands.add_parser("snapshot", help="record a release's answers and say what changed", description=_SNAPSHOT)
     made.add_argument("release", metavar="RELEASE", help="known or newer, e.g. 0.5.24")
     made.set_defaults(run=_snapshot)
+    made = commands.add_parser("load", help="let a real release load one layer's experts", description=_LOAD)
+    made.add_argument("checkpoint", metavar="CHECKPOINT", help="a bundled name or a folder with *.safetensors")
+    made.add_argument("--layer", type=int, required=True, metavar="N", help="a layer with experts, from 0")
+    made.add_argument("--rank", type=int, default=0, metavar="N", help="the rank that loads (default 0)")
+    made.add_argument("--release", default="0.5.23", help="default 0.5.23")
+    made.add_argument("--into", metavar="FOLDER", help="write the values after loading and after processing there")
+    for name in ("runner", "a2a", "quantization", "gpu"):
+        made.add_argument(f"--{name}", default=None)
+    for name in ("tp", "ep"):
+        made.add_argument(f"--{name}", type=int, default=1)
+    made.set_defaults(run=_load)
     commands.add_parser("status", help="the releases that can be asked now").set_defaults(run=_status)
 
 
@@ -104,6 +115,31 @@ def _build(args: argparse.Namespace) -> int:
         raise UsageError("SGLANG_PYTHON is set, so the release installed there is asked and nothing is built; unset it to build")
     build(_releases(args.releases), say=lambda line: print(line, flush=True), load=args.load)
     return 0
+
+
+_LOAD = """\
+The release builds its own model as shapes and the layer's experts in memory, loads the checkpoint's tensors and brings them into the
+runner's layout. Says where every tensor went, what got no value, and which steps a GPU would have done.
+exit codes: 0 it loads; 1 it does not
+"""
+
+
+def _load(args: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from helpers.checkpoint import open_checkpoint
+    from helpers.deployment import deployment
+    from helpers.sglang.loading import LoadWorker
+
+    given = {name: value for name in ("runner", "a2a", "quantization", "gpu") if (value := getattr(args, name)) is not None}
+    launch = deployment(sglang=args.release, tp=args.tp, ep=args.ep, **given)
+    if args.into:
+        Path(args.into).mkdir(parents=True, exist_ok=True)
+    with LoadWorker(args.release) as worker:
+        answer = worker.load(open_checkpoint(args.checkpoint), launch, args.layer, args.rank, into=args.into)
+    for line in answer.lines():
+        print(line)
+    return 0 if answer.accepted else 1
 
 
 def _status(args: argparse.Namespace) -> int:

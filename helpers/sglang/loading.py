@@ -60,6 +60,23 @@ class LoadAnswer(PreparedReply):
         elsewhere = set(self.elsewhere)
         return tuple(name for name, places in self.tensors.items() if not places and name not in elsewhere)
 
+    def lines(self) -> list[str]:
+        """The answer in lines to print."""
+        block = f"{self.name}: {self.layer_class}, {self.method}, runner {self.runner}" if self.name else f"layer {self.layer}"
+        said = [f"sglang {self.release}, {block}"]
+        if self.accepted:
+            said += [f"  {name:<26} {kind:<16} {tuple(shape)}" for name, (kind, shape) in self.after.items()]
+        else:
+            said.append(f"fails at step {self.step}: {self.error}: {self.message} ({self.file}:{self.line} {self.function})")
+        written = sum(bool(places) for places in self.tensors.values())
+        said.append(f"tensors: {written} written, {len(self.elsewhere)} of other ranks, {len(self.dropped)} dropped")
+        said += [f"  dropped: {name}" for name in self.dropped[:10]]
+        said += [f"without a value: {name}, experts {', '.join(map(str, experts))}" for name, experts in self.unwritten.items()]
+        said += list(self.log)
+        if self.replaced:
+            said.append(f"done without a GPU: {', '.join(self.replaced)}")
+        return [*said, f"{self.seconds:.1f} s, {self.peak_mib} MiB"]
+
 
 class LoadWorker(Worker):
     """A release's process with the FlashInfer and the CuTe DSL that it pins."""

@@ -226,6 +226,18 @@ def test_a_flashinfer_that_does_not_import_is_an_error_of_this_machine(there, tm
             worker.load(open_checkpoint("qwen3-moe-mixed"), on(worker), 0)
 
 
+def test_the_command_says_where_a_load_ends(there, command):
+    good = command("sglang", "load", "qwen3-moe-mixed", "--layer", "1", "--runner", "marlin", "--release", there[-1])
+    assert good.returncode == 0
+    assert "done without a GPU: gptq_marlin_repack" in good.stdout
+    bad = command("sglang", "load", "gemma4-nvfp4", "--layer", "0", "--runner", "marlin", "--release", there[-1])
+    assert bad.returncode == 1
+    assert "fails at step process: RuntimeError: size_n = 352 is not divisible by tile_n_size = 64" in bad.stdout
+    absent = command("sglang", "load", "qwen3-moe-mixed", "--layer", "9", "--release", there[-1])
+    assert absent.returncode == 2
+    assert absent.stderr.strip().endswith("qwen3-moe-mixed has no experts in layer 9; layers with experts: 0-1")
+
+
 def test_questions_are_the_same_on_every_run():
     asked = questions(release("0.5.16"), 500)
     assert asked == questions(release("0.5.16"), 500)

@@ -248,11 +248,12 @@ def _noting(loader, mode):
     def load(self, *args, **kwargs):
         given = signature.bind(self, *args, **kwargs).arguments
         before, mode.shard = mode.shard, (given.get("expert_id"), given.get("shard_id"))
-        mode.elsewhere.update(mode.names.get(_storage(given["loaded_weight"]), ()))  # unless it is written
         try:
-            return loader(self, *args, **kwargs)
+            result = loader(self, *args, **kwargs)
         finally:
             mode.shard = before
+        mode.elsewhere.update(mode.names.get(_storage(given["loaded_weight"]), ()))  # unless it was written
+        return result
 
     return load
 
@@ -329,4 +330,5 @@ def _facts(block):
         for name, scale in zip(("w1_alpha", "fc2_input_scale", "w2_alpha", "input_scale"), resolve(block), strict=True):
             setattr(block, f"cutedsl.{name}", scale)
     group_size = getattr(getattr(method, "quant_config", None), "group_size", None)
-    return facts | {"group_size": group_size, "gated": block.moe_runner_config.is_gated}
+    skips = getattr(getattr(block, "dispatcher", None), "skip_local_expert_mapping", None)  # the runner gets the model's expert numbers
+    return facts | {"group_size": group_size, "gated": block.moe_runner_config.is_gated, "skip_local_expert_mapping": skips}
