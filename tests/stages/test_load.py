@@ -190,3 +190,38 @@ def test_attention_heads_are_shared_out_among_the_ranks():
     assert (severity, observed, remedy) == ("fails_to_load", "AssertionError: 8 is not divisible by 16", "--tp-size 8")
     assert "load.heads_do_not_divide" not in found(tp=16, ep=16, dp=2, enable_dp_attention=True)
     assert "load.heads_do_not_divide" not in found(tp=8, ep=8)
+
+
+@pytest.mark.parametrize(
+    ("name", "tp", "number", "file"),
+    [
+        ("qwen3.5-moe-mixed", 4, 2, "layers/attention/vision.py"),  # the vision tower's heads; the text model has 4
+        ("nvidia--MiniMax-M2.5-NVFP4", 6, 8, "models/minimax_m2.py"),  # 48 heads divide, 8 KV heads neither divide nor are divided
+        ("nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4", 16, 8, "layers/attention/mamba/mamba.py"),  # Mamba's groups
+    ],
+)
+def test_not_only_attention_heads_are_shared_out(name, tp, number, file):
+    launch = {"sglang": "0.5.16", "runner": TRTLLM}
+    findings = judge(open_checkpoint(name), deployment(tp=tp, **launch)).verdict.findings
+    uneven = [finding for finding in findings if finding.id == "load.heads_do_not_divide"]
+    assert {finding.observed for finding in uneven} == {f"AssertionError: {number} is not divisible by {tp}"}
+    assert any(file in finding.source for finding in uneven)
+    fits = judge(open_checkpoint(name), deployment(tp=tp // 2 if tp != 6 else 4, **launch)).verdict.findings
+    assert not [finding for finding in fits if finding.id == "load.heads_do_not_divide"]
+
+
+def test_gemma_4_shares_its_heads_out_among_all_ranks():
+    launch = {"sglang": "0.5.16", "runner": TRTLLM, "tp": 8, "dp": 8, "enable_dp_attention": True}
+    ids = {name: [finding.id for finding in judge(open_checkpoint(name), deployment(**launch)).verdict.findings] for name in GEMMA_AND_QWEN}
+    assert ["load.heads_do_not_divide" in ids[name] for name in GEMMA_AND_QWEN] == [True, False]
+
+
+GEMMA_AND_QWEN = ("gemma4-nvfp4", "qwen3-moe-mixed")  # both have 4 heads
+
+
+def test_some_moe_blocks_want_an_expert_for_each_rank():
+    launch = {"sglang": "0.5.16", "runner": TRTLLM, "tp": 16, "dp": 16, "enable_dp_attention": True}
+    findings = judge(open_checkpoint("qwen3-moe-mixed"), deployment(**launch)).verdict.findings
+    assert "Tensor parallel size 16 is greater than the number of experts 8." in next(
+        finding.observed for finding in findings if finding.id == "load.more_ranks_than_experts"
+    )
