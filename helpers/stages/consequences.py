@@ -11,7 +11,7 @@ from helpers.deployment import RELEASES, Deployment
 from helpers.findings import Finding
 from helpers.stages.case import FUSED_FUNCTIONS, FUSED_ONLY, Case, backend
 from helpers.stages.detect import Detection
-from helpers.stages.load import LOAD_RULES
+from helpers.stages.load import LOAD_RULES, experts_built_dense
 from helpers.stages.methods import NVFP4_EXPERTS
 from helpers.stages.modules import family_of
 from helpers.stages.route import Routing
@@ -23,10 +23,13 @@ PR_30443 = "https://github.com/sgl-project/sglang/pull/30443"
 
 def consequences(checkpoint: Checkpoint, detection: Detection, admission, routing: Routing, deployment: Deployment) -> tuple[Finding, ...]:
     """Findings of the route and load stages for this deployment. Empty when the arguments were refused: nothing is built then."""
-    if not admission.accepted or routing.error or not routing.expert_kinds:
+    if not admission.accepted or routing.error:
         return ()
+    dense = experts_built_dense(checkpoint, routing)
+    if not routing.expert_kinds:
+        return dense
     case = Case(checkpoint, detection, admission, routing, deployment)
-    return tuple(finding for rule in RULES for finding in rule(case))
+    return dense + tuple(finding for rule in RULES for finding in rule(case))
 
 
 def versions(first: str, last: str | None = None) -> tuple[str, ...]:

@@ -14,8 +14,9 @@ from functools import lru_cache
 from helpers.checkpoint import Checkpoint
 from helpers.deployment import RELEASES, Release
 from helpers.findings import Finding
-from helpers.stages.case import Case
+from helpers.stages.case import Case, shape_of
 from helpers.stages.modules import family_of
+from helpers.stages.route import Routing
 
 PROCESS = "layers/quantization/modelopt_quant.py: ModelOptNvFp4FusedMoEMethod.process_weights_after_loading"
 ALL = tuple(release.version for release in RELEASES)
@@ -483,6 +484,37 @@ _FUSED = {
 @lru_cache(maxsize=256)
 def _has_fused_experts(checkpoint: Checkpoint) -> bool:
     return checkpoint.tensors is not None and any(name.endswith(".experts.down_proj") for name in checkpoint.tensors)
+
+
+# Model classes of models/deepseek_v2.py, whose loader looks up what it does not find.
+_DEEPSEEK = ("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM")
+
+
+@lru_cache(maxsize=256)
+def experts_built_dense(checkpoint: Checkpoint, routing: Routing) -> tuple[Finding, ...]:
+    """Layers with experts in the checkpoint that the model class builds without any."""
+    geometry = shape_of(checkpoint).geometry
+    if checkpoint.architecture not in _DEEPSEEK or geometry is None or checkpoint.tensors is None:
+        return ()
+    built = {module.layer for module in routing.modules if module.kind == "experts"}
+    dense = [layer for layer in geometry.moe_layers if layer not in built]
+    if not dense:
+        return ()
+    first = checkpoint.text_config.get("first_k_dense_replace")
+    return (
+        Finding(
+            id="load.experts_built_dense",
+            stage="load",
+            severity="fails_to_load",
+            read=f"config.json: mlp_layer_types, first_k_dense_replace {first}",
+            observed=f"KeyError: a tensor of layer {dense[0]}, which is built without experts",
+            expected=f"first_k_dense_replace {dense[0]}",
+            why="transformers goes by mlp_layer_types, SGLang's class by first_k_dense_replace, and the two say different things",
+            source=f"sglang {routing.release} models/deepseek_v2.py: DeepseekV2DecoderLayer._is_layer_sparse",
+            remedy=f"set first_k_dense_replace to {dense[0]} in config.json",
+            releases=ALL,
+        ),
+    )
 
 
 def geometry_is_missing(case: Case) -> Iterator[Finding]:

@@ -175,7 +175,10 @@ def test_nemotrons_exported_embedding_is_read_by_nobody(worker, tmp_path):
     assert "WARNING: Parameter model.embedding.weight not found in params_dict" in answer.log
 
 
-@pytest.mark.parametrize("name", ["gpt-oss-nvfp4", "llama4-nvfp4", "qwen3-moe-mixed", "minimax-m2-nvfp4", "gemma4-nvfp4"])
+WHOLE = ("gpt-oss-nvfp4", "llama4-nvfp4", "qwen3-moe-mixed", "minimax-m2-nvfp4", "gemma4-nvfp4", "glm-moe-dsa-nvfp4")
+
+
+@pytest.mark.parametrize("name", WHOLE)
 @pytest.mark.parametrize("runner", ["flashinfer_cutlass", "marlin"])
 def test_the_verdict_of_a_bundled_checkpoint_is_what_loading_it_does(worker, name, runner):
     """Every tensor of the checkpoint is loaded: it fails where the verdict says so, and only there; experts without values are found."""

@@ -174,6 +174,14 @@ def test_experts_in_one_tensor_are_not_loaded(name, severity):
     assert severity in {finding.severity for finding in verdict.findings if finding.id == "load.fused_experts"}
 
 
+def test_experts_in_a_layer_that_the_class_builds_dense():
+    decided = judge(open_checkpoint("glm-moe-dsa-nvfp4"), deployment(runner="flashinfer_cutlass")).verdict.deciding
+    assert (decided.id, decided.severity) == ("load.experts_built_dense", "fails_to_load")
+    assert decided.remedy == "set first_k_dense_replace to 1 in config.json"
+    deepseek = judge(open_checkpoint("deepseek-v3-mixed"), deployment(runner="flashinfer_cutlass")).verdict
+    assert "load.experts_built_dense" not in {finding.id for finding in deepseek.findings}
+
+
 def test_marlin_pads_no_tile():
     observed = found(352 // 2, sglang="0.5.16", runner="marlin")["load.marlin_tiles"][1]
     assert observed == "RuntimeError: size_n = 352 is not divisible by tile_n_size = 64"
