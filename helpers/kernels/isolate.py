@@ -51,7 +51,8 @@ def run(
 
 def _child(function, cases, first, limit, start, env) -> Iterator[Outcome]:
     reading, writing = os.pipe()
-    command = [sys.executable, "-m", "helpers.kernels.isolate", function, str(writing)]
+    # -P: not the working directory, where another package may be called helpers.
+    command = [sys.executable, "-P", "-m", "helpers.kernels.isolate", function, str(writing)]
     paths = os.pathsep.join(filter(None, (str(ROOT), (env or {}).get("PYTHONPATH") or os.environ.get("PYTHONPATH"))))
     process = subprocess.Popen(
         command,

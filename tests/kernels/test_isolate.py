@@ -76,5 +76,12 @@ def test_every_case_of_a_module_that_cannot_be_imported_is_named():
     assert [o.state for o in found] == ["crashed", "crashed"] and "no_such_module" in found[0].reason
 
 
+def test_another_package_called_helpers_in_the_working_directory_is_not_taken(work, tmp_path, monkeypatch):
+    (tmp_path / "here" / "helpers").mkdir(parents=True)
+    (tmp_path / "here" / "helpers" / "__init__.py").write_text("raise ImportError('the wrong one')")
+    monkeypatch.chdir(tmp_path / "here")
+    assert [outcome.state for outcome in work("a")] == ["done"]
+
+
 def test_the_last_case_may_crash(work):
     assert [o.state for o in work("a", "crash")] == ["done", "crashed"]
