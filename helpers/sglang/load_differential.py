@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -126,17 +127,18 @@ def compare_loads(releases: Sequence[Release], count: int, say: Callable[[str], 
 
 
 class _Damaged:
-    """Each damaged checkpoint made once."""
+    """Each damaged checkpoint made once, for releases that are asked in threads."""
 
     def __init__(self, scratch: Path):
-        self._scratch, self._made = scratch, {}
+        self._scratch, self._made, self._lock = scratch, {}, threading.Lock()
 
     def __call__(self, subject: str, kind: str, layer: int) -> Checkpoint:
         key = (subject, kind, layer)
-        if key not in self._made:
-            folder = self._scratch / f"{subject}-{layer}-{kind.replace(' ', '-')}"
-            self._made[key] = damaged(open_bundled(subject), kind, layer, folder)
-        return self._made[key]
+        with self._lock:
+            if key not in self._made:
+                folder = self._scratch / f"{subject}-{layer}-{kind.replace(' ', '-')}"
+                self._made[key] = damaged(open_bundled(subject), kind, layer, folder)
+            return self._made[key]
 
 
 def _compare_release(release: Release, asked: list[LoadQuestion], made: _Damaged) -> LoadReport:
