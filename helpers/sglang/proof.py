@@ -172,7 +172,8 @@ def _meaning(fault: str, proof: Proof, rows: tuple[Row, ...]) -> Meaning:
 
 
 def _where(row: Row) -> str:
-    experts = f", experts {', '.join(map(str, row.experts[:8]))}{' …' if len(row.experts) > 8 else ''}" if row.experts else ""
+    numbers = ", ".join(map(str, row.experts[:8])) + (" …" if len(row.experts) > 8 else "")
+    experts = f", expert{'s' if len(row.experts) > 1 else ''} {numbers}" if row.experts else ""
     return f"{row.what} of {row.projection}, {row.differing:,} of {row.compared:,}{experts}"
 
 
