@@ -24,7 +24,7 @@ typed = $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(
 strangers = $(filter-out $(PARAMETERS) PYTHON TORCH VENV JOBS RELEASES -%,$(typed))
 
 .DEFAULT_GOAL := help
-.PHONY: help env validate test lint lab bench sglang differential clean
+.PHONY: help env validate test lint lab bench sglang vllm differential clean
 
 help: ## this text
 	@echo "make TARGET [NAME=value …]"
@@ -67,6 +67,9 @@ bench: $(INSTALLED) ## measure everything that has a speed target
 
 sglang: $(INSTALLED) ## install real SGLang releases, to ask them: RELEASES="0.5.15 0.5.23" (default: three of them)
 	@$(PY) -m helpers sglang build $(RELEASES)
+
+vllm: $(INSTALLED) ## install one real vLLM release, to ask it about the same checkpoints
+	@$(PY) -m helpers vllm build
 
 differential: $(INSTALLED) ## hold the model here against the real releases: RELEASES=all
 	@$(PY) -m helpers sglang compare $(if $(RELEASES),--releases $(RELEASES))

@@ -104,6 +104,11 @@ def parser(argv: Sequence[str]) -> tuple[Parser, dict[str, Parser]]:
         from helpers.sglang.command import add_arguments
 
         add_arguments(add)
+    add = command("vllm", vllm, "the second consumer: install one real vLLM release, ask it about a checkpoint")
+    if argv[:1] == ["vllm"]:
+        from helpers.vllm.command import add_arguments
+
+        add_arguments(add)
     add = command("audit", audit, "read a checkpoint's NVFP4 weights and say what is wrong with them")
     if argv[:1] == ["audit"]:
         from helpers.nvfp4.audit.command import add_arguments  # imports torch
@@ -134,6 +139,12 @@ def run(args: argparse.Namespace) -> int:
 
 def sglang(args: argparse.Namespace) -> int:
     from helpers.sglang import command
+
+    return command.main(args)
+
+
+def vllm(args: argparse.Namespace) -> int:
+    from helpers.vllm import command
 
     return command.main(args)
 

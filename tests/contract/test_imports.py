@@ -21,8 +21,9 @@ MAY_IMPORT = {
     "kernels": BASE | {"checkpoint", "nvfp4"},
     "stages": BASE | {"checkpoint", "deployment"},
     "sglang": BASE | {"checkpoint", "nvfp4", "deployment", "stages"},
-    "view": BASE | {"checkpoint", "deployment", "stages", "sglang", "nvfp4", "kernels", "suite"},
-    "suite": BASE | {"checkpoint", "deployment", "stages", "sglang", "nvfp4", "kernels", "view"},
+    "vllm": BASE | {"checkpoint", "deployment", "sglang"},
+    "view": BASE | {"checkpoint", "deployment", "stages", "sglang", "vllm", "nvfp4", "kernels", "suite"},
+    "suite": BASE | {"checkpoint", "deployment", "stages", "sglang", "vllm", "nvfp4", "kernels", "view"},
     "__main__": {"suite"},
     "__init__": set(),
 }
@@ -31,7 +32,7 @@ HEAVY = ("torch", "pandas", "matplotlib", "papermill", "transformers", "numpy", 
 
 
 def modules() -> list[Path]:
-    # What lies in sglang/inside runs under another Python, next to the real SGLang, and imports nothing of ours by name.
+    # What lies in a folder inside/ runs under another Python, next to the real SGLang or vLLM, and imports nothing of ours by name.
     return [path for path in sorted((ROOT / "helpers").rglob("*.py")) if "inside" not in path.parts]
 
 
@@ -57,7 +58,7 @@ def test_a_room_imports_only_from_the_rooms_before_it(path):
 
 
 def test_the_table_has_no_cycle():
-    order = ["findings", "errors", "paths", "checkpoint", "nvfp4", "kernels", "deployment", "stages", "sglang"]
+    order = ["findings", "errors", "paths", "checkpoint", "nvfp4", "kernels", "deployment", "stages", "sglang", "vllm"]
     for position, name in enumerate(order):
         assert MAY_IMPORT[name] <= set(order[:position])
 
