@@ -63,10 +63,11 @@ def _unpacked(dtype: str) -> Callable:
     return lambda tensor: torch.zeros(tensor.shape[0], tensor.shape[1] * 2, dtype=getattr(torch, dtype))
 
 
-def _reinterpreted(tensor):
+def _reinterpreted(scales):
+    """Block scales as the bytes they are; an FP8 layer's one scale has no block to be of."""
     import torch
 
-    return tensor.view(torch.uint8)
+    return scales.view(torch.uint8) if scales.dim() == 2 else scales
 
 
 def extra_expert(files: Files):

@@ -1,5 +1,6 @@
 """Real loads of one block of experts. ORACLE=required: all of CI's releases must be built with FlashInfer; auto: those that are."""
 
+import itertools
 import json
 import shutil
 import sys
@@ -13,7 +14,7 @@ from helpers.errors import InputError, UsageError
 from helpers.sglang import breaking, loading
 from helpers.sglang.build import DEFAULT_RELEASES
 from helpers.sglang.damage import KINDS, damaged
-from helpers.sglang.load_differential import compare_loads, judge_load, questions
+from helpers.sglang.load_differential import SUBJECTS, compare_loads, judge_load, questions
 from helpers.sglang.loading import LoadWorker, layer_bytes
 from helpers.sglang.oracle import loadable, mode
 from helpers.stages import block
@@ -239,6 +240,14 @@ def test_the_command_says_where_a_load_ends(there, command):
     absent = command("sglang", "load", "qwen3-moe-mixed", "--layer", "9", "--release", there[-1])
     assert absent.returncode == 2
     assert absent.stderr.strip().endswith("qwen3-moe-mixed has no experts in layer 9; layers with experts: 0-1")
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_every_damage_can_be_made_of_every_subject(subject, tmp_path):
+    """Without a release: a kind that cannot be made would end the comparison of whoever has one."""
+    checkpoint = open_checkpoint(subject)
+    for kind, layer in itertools.product(KINDS, checkpoint.geometry.moe_layers[:2]):
+        assert damaged(checkpoint, kind, layer, tmp_path).tensors.names
 
 
 def test_questions_are_the_same_on_every_run():
