@@ -62,9 +62,14 @@ class LoadReport:
 
     answers: list[tuple[LoadQuestion, Checkpoint, dict]] = field(default_factory=list)
     disagreements: list[Disagreement] = field(default_factory=list)
-    unknown: int = 0
     peak_mib: int = 0
     seconds: float = 0.0
+
+    def add(self, other: "LoadReport"):
+        self.answers += other.answers
+        self.disagreements += other.disagreements
+        self.peak_mib = max(self.peak_mib, other.peak_mib)
+        self.seconds += other.seconds
 
     @property
     def last_line(self) -> str:
@@ -110,19 +115,21 @@ def open_bundled(name: str) -> Checkpoint:
 
 
 def compare_loads(releases: Sequence[Release], count: int, say: Callable[[str], None] = print) -> LoadReport:
-    """`count` loads of every release, several releases at once."""
+    """`count` loads of every release, in WORKERS shares of each, so that no core waits for the last release."""
     whole = LoadReport()
     with folders() as folder, ThreadPoolExecutor(min(WORKERS, os.cpu_count() or 1)) as pool:
         made = _Damaged(folder.scratch)
-        asked = [pool.submit(_compare_release, release, questions(release, count), made) for release in releases]
-        for release, future in zip(releases, asked, strict=True):
-            report = future.result()
+        asked = {release: questions(release, count) for release in releases}
+        shares = {
+            release: [pool.submit(_compare_share, release, drawn[start::WORKERS], made) for start in range(WORKERS)]
+            for release, drawn in asked.items()
+        }
+        for release, futures in shares.items():
+            report = LoadReport()
+            for future in futures:
+                report.add(future.result())
             say(f"sglang {release}: {report.last_line}")
-            whole.answers += report.answers
-            whole.disagreements += report.disagreements
-            whole.unknown += report.unknown
-            whole.peak_mib = max(whole.peak_mib, report.peak_mib)
-            whole.seconds += report.seconds
+            whole.add(report)
     return whole
 
 
@@ -141,7 +148,7 @@ class _Damaged:
             return self._made[key]
 
 
-def _compare_release(release: Release, asked: list[LoadQuestion], made: _Damaged) -> LoadReport:
+def _compare_share(release: Release, asked: list[LoadQuestion], made: _Damaged) -> LoadReport:
     report = LoadReport()
     with LoadWorker(release.version) as worker:
         for question, checkpoint, real in _answers(worker, asked, made):
