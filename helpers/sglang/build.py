@@ -1,30 +1,24 @@
 """Builds the environments of real SGLang releases: a base once, each release's wheel, and each pin once: transformers, kernel packages.
 
-Every folder is built under a temporary name, gets its marker, and is renamed: a build that was interrupted leaves nothing that
-is used, and the next one starts that folder again. One build runs at a time.
+How a folder is built, so that nothing half built is used: building.py.
 """
 
-import contextlib
 import difflib
-import fcntl
-import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
-import time
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from helpers.deployment import RELEASES
 from helpers.errors import InputError, UsageError, unknown
+from helpers.sglang.building import GB, last_line, make_venv, mark, needs, new_folder, one_build_at_a_time, pip, pip_failed
 from helpers.sglang.environments import (
     KERNELS,
-    MARKER,
     base_folder,
     home,
     kernel_folder,
@@ -59,20 +53,12 @@ BESIDE = {"flashinfer": ("tabulate", "nvidia-ml-py", "ninja"), "cutlass-dsl": ()
 # Sources and archives of kernels, which are only compiled for a GPU: up to 360 MB of FlashInfer.
 NOT_KEPT = {"flashinfer": ("flashinfer/data",), "cutlass-dsl": ()}
 
-GB = 1 << 30
 SPACE = {
     "base": 9 * GB,
     "transformers": GB // 2,
     "release": GB // 2,
     "kernels": 3 * GB // 2,
 }  # while building; base ends at 6.5 GB, a release at 30 to 100 MB
-
-_NO_NETWORK = re.compile(
-    r"NewConnectionError|Failed to establish|Name or service not known|name resolution|timed out|ProxyError|Max retries|SSLError"
-    r"|Connection (?:refused|reset)|Network is unreachable",
-    re.IGNORECASE,
-)
-_NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE)
 
 
 def build(releases: Iterable[str], say: Callable[[str], None] = print, load: bool = False) -> None:
@@ -86,24 +72,24 @@ def build(releases: Iterable[str], say: Callable[[str], None] = print, load: boo
             raise UsageError(f"{release!r} is no release number: write it like 0.5.16 or 0.5.15.post1")
         if release not in KNOWN and _numbers(release) <= _numbers(KNOWN[-1]):  # a newer one is tried on the index
             raise unknown("SGLang release", release, KNOWN)
-    with _one_build_at_a_time(say):
+    with one_build_at_a_time(say):
         if marker(base_folder()) is None:
-            _needs(SPACE["base"], "the base environment")
+            needs(SPACE["base"], "the base environment")
             say(f"base environment: {_torch()} and {len(PACKAGES.split())} packages (about 3 minutes, 6.5 GB) …")
-            with _folder(base_folder(), say) as folder:
+            with new_folder(base_folder(), say) as folder:
                 _make_base(folder)
         for number, release in enumerate(releases, 1):
             built = marker(release_folder(release))
             if built is None:
-                _needs(SPACE["release"], f"sglang {release}")
+                needs(SPACE["release"], f"sglang {release}")
                 say(f"[{number}/{len(releases)}] sglang {release}: its wheel …")
-                with _folder(release_folder(release), say) as folder:
+                with new_folder(release_folder(release), say) as folder:
                     built = _make_release(folder, release)
             pin = built["transformers"]
             if marker(transformers_folder(pin)) is None:
-                _needs(SPACE["transformers"], f"transformers {pin}")
+                needs(SPACE["transformers"], f"transformers {pin}")
                 say(f"[{number}/{len(releases)}] transformers {pin}, which sglang {release} pins …")
-                with _folder(transformers_folder(pin), say) as folder:
+                with new_folder(transformers_folder(pin), say) as folder:
                     _make_transformers(folder, pin)
             if load or release in DEFAULT_RELEASES:
                 _build_kernels(release, f"[{number}/{len(releases)}]", say)
@@ -115,9 +101,9 @@ def _build_kernels(release: str, which: str, say):
         if pin is None:
             raise InputError(f"sglang {release} pins no {KERNELS[name]}; this builder knows releases that do")
         if marker(kernel_folder(name, pin)) is None:
-            _needs(SPACE["kernels"], f"{name} {pin}")
+            needs(SPACE["kernels"], f"{name} {pin}")
             say(f"{which} {name} {pin}, which sglang {release} pins …")
-            with _folder(kernel_folder(name, pin), say) as folder:
+            with new_folder(kernel_folder(name, pin), say) as folder:
                 _make_kernels(folder, name, pin)
 
 
@@ -129,83 +115,23 @@ def _torch() -> str:
     return os.environ.get("NVFP4_TORCH") or TORCH
 
 
-@contextlib.contextmanager
-def _one_build_at_a_time(say) -> Iterator[None]:
-    try:
-        home().mkdir(parents=True, exist_ok=True)
-        lock = (home() / ".lock").open("w")
-    except OSError as error:
-        raise InputError(f"{home()}: cannot be written ({error.strerror}); set NVFP4_CACHE to a folder that can") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("another build is running in this cache; waiting for it …")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        for left in home().glob("*.building"):
-            say(f"{left.name} was left by a build that did not finish: removed")
-            shutil.rmtree(left)
-        yield
-
-
-def _needs(size: int, what: str):
-    free = shutil.disk_usage(home()).free
-    if free < size:
-        raise InputError(
-            f"{what} needs {size / GB:.1f} GB while it is built and {home()} has {free / GB:.1f} GB free: make room, or set NVFP4_CACHE"
-        )
-
-
-@contextlib.contextmanager
-def _folder(final: Path, say) -> Iterator[Path]:
-    """A folder under a temporary name that becomes `final` when the block ends well, and is removed otherwise."""
-    start = time.monotonic()
-    if final.exists():
-        say(f"{final.name} is there without its marker {MARKER}: removed and built again")
-        shutil.rmtree(final)
-    building = final.with_name(final.name + ".building")
-    try:
-        building.mkdir()
-        yield building
-        if marker(building) is None:
-            raise AssertionError(f"{building} was built without its marker")
-        building.rename(final)
-    except OSError as error:
-        raise InputError(f"{final}: {error.strerror or error}; nothing was kept of it") from None
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-    say(f"  {final.name}: done in {time.monotonic() - start:.0f} s")
-
-
-def _mark(folder: Path, **facts):
-    (folder / MARKER).write_text(json.dumps({**facts, "built": time.strftime("%Y-%m-%d")}, indent=1) + "\n")
-
-
-def _python() -> str:
-    """The interpreter environments are made with: $NVFP4_PYTHON, else this one."""
-    return os.environ.get("NVFP4_PYTHON") or sys.executable
-
-
 def _make_base(folder: Path):
-    made = subprocess.run([_python(), "-m", "venv", str(folder)], capture_output=True, text=True)
-    if made.returncode != 0:
-        raise InputError(f"{_python()} cannot make a virtual environment: {_last_line(made.stderr or made.stdout)}")
-    python = str(folder / "bin" / "python")
-    _pip(python, "install", *shlex.split(_torch()), what=_torch())
-    _pip(python, "install", *PACKAGES.split(), what="the packages SGLang imports")
+    python = make_venv(folder)
+    pip(python, "install", *shlex.split(_torch()), what=_torch())
+    pip(python, "install", *PACKAGES.split(), what="the packages SGLang imports")
     facts = subprocess.run(
         [python, "-c", "import platform, torch, torchvision; print(platform.python_version(), torch.__version__, torchvision.__version__)"],
         capture_output=True,
         text=True,
     )
     if facts.returncode != 0:
-        raise InputError(f"{_torch()} was installed and does not import: {_last_line(facts.stderr)}; set NVFP4_TORCH to another build")
-    _mark(folder, **dict(zip(("python", "torch", "torchvision"), facts.stdout.split(), strict=True)))
+        raise InputError(f"{_torch()} was installed and does not import: {last_line(facts.stderr)}; set NVFP4_TORCH to another build")
+    mark(folder, **dict(zip(("python", "torch", "torchvision"), facts.stdout.split(), strict=True)))
 
 
 def _make_transformers(folder: Path, pin: str):
-    _pip(_base_python(), "install", "--target", str(folder), f"transformers=={pin}", what=f"transformers=={pin}")
-    _mark(folder, transformers=pin)
+    pip(_base_python(), "install", "--target", str(folder), f"transformers=={pin}", what=f"transformers=={pin}")
+    mark(folder, transformers=pin)
 
 
 def _make_kernels(folder: Path, name: str, pin: str):
@@ -213,14 +139,14 @@ def _make_kernels(folder: Path, name: str, pin: str):
     wanted = [f"{KERNELS[name]}=={pin}", *BESIDE[name]]
     while wanted:
         with tempfile.TemporaryDirectory(dir=home(), suffix=".building") as part:  # pip would not add to a folder that is there
-            _pip(_base_python(), "install", "--no-deps", "--no-compile", "--target", part, *wanted, what=wanted[0])
+            pip(_base_python(), "install", "--no-deps", "--no-compile", "--target", part, *wanted, what=wanted[0])
             shutil.copytree(part, folder, dirs_exist_ok=True)
         there = {_distribution(path.name) for path in folder.glob("*.dist-info")}
         parts = {line.split("==")[0].strip() for line in requirements(folder) if line.startswith(KERNELS[name]) and ";" not in line}
         wanted = [f"{part}=={pin}" for part in sorted(parts) if part not in there and pinned(folder, part) == pin]
     for path in NOT_KEPT[name]:
         shutil.rmtree(folder / path, ignore_errors=True)
-    _mark(folder, **{name: pin})
+    mark(folder, **{name: pin})
 
 
 def _distribution(folder: str) -> str:
@@ -236,33 +162,12 @@ def _make_release(folder: Path, release: str) -> dict:
     pin = pinned(folder, "transformers")
     if pin is None:
         raise InputError(f"{wheel.name} pins no transformers version; this builder knows releases that do")
-    _mark(folder, sglang=release, transformers=pin, wheel=wheel.name)
+    mark(folder, sglang=release, transformers=pin, wheel=wheel.name)
     return marker(folder)
 
 
 def _base_python() -> str:
     return str(base_folder() / "bin" / "python")
-
-
-def _pip(python: str, *arguments: str, what: str) -> str:
-    """Runs that Python's pip; InputError in one line when it fails."""
-    asked = subprocess.run([python, "-m", "pip", "--disable-pip-version-check", *arguments], capture_output=True, text=True)
-    if asked.returncode != 0:
-        raise _pip_failed(asked.stdout + asked.stderr, what)
-    return asked.stdout
-
-
-def _pip_failed(output: str, what: str) -> InputError:
-    if _NO_SPACE.search(output):
-        return InputError(f"{what}: the disk filled up while it was installed in {home()}: make room, or set NVFP4_CACHE")
-    if _NO_NETWORK.search(output) or "(from versions: none)" in output:
-        return InputError(f"{what}: no package index answers: check the network, or build where there is one and copy {home()}")
-    return InputError(f"{what}: pip failed: {_last_line(output)}")
-
-
-def _last_line(text: str) -> str:
-    lines = [line for line in text.strip().splitlines() if line.strip()]
-    return lines[-1].strip()[:300] if lines else "it printed nothing"
 
 
 def _download(release: str, folder: Path) -> Path:
@@ -276,7 +181,7 @@ def _download(release: str, folder: Path) -> Path:
     output = asked.stdout + asked.stderr
     listed = re.search(r"\(from versions: ([^)]*)\)", output)
     if listed is None or listed[1] == "none":
-        raise _pip_failed(output, f"sglang {release}")
+        raise pip_failed(output, f"sglang {release}")
     raise _no_wheel(release, listed[1].split(", "))
 
 

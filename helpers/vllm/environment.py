@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from helpers.errors import InputError, UsageError
-from helpers.sglang import build as building
+from helpers.sglang import building
 from helpers.sglang.environments import home, marker, requirements
 
 VERSION = "0.33.0"
@@ -77,27 +77,24 @@ def variables() -> dict[str, str]:
 
 def build(say: Callable[[str], None] = print) -> None:
     """Builds the environment unless it is there. InputError in one line when that cannot be done."""
-    with building._one_build_at_a_time(say):
+    with building.one_build_at_a_time(say):
         if built() is not None:
             say(f"vllm {VERSION}: already built")
             return
-        building._needs(SPACE, f"vllm {VERSION}")
+        building.needs(SPACE, f"vllm {VERSION}")
         torch = os.environ.get("NVFP4_TORCH") or TORCH
         say(f"vllm {VERSION} over {torch}: its wheel and {len(NEEDED.split())} of its requirements (about 3 minutes, 3.3 GB) …")
-        with building._folder(folder(), say) as made:
+        with building.new_folder(folder(), say) as made:
             _make(made, torch)
         say(f"vllm {VERSION}: ready")
 
 
 def _make(made: Path, torch: str) -> None:
-    asked = subprocess.run([building._python(), "-m", "venv", str(made)], capture_output=True, text=True)
-    if asked.returncode != 0:
-        raise InputError(f"{building._python()} cannot make a virtual environment: {building._last_line(asked.stderr or asked.stdout)}")
-    inside = str(made / "bin" / "python")
+    inside = building.make_venv(made)
     site = next((made / "lib").glob("python3*/site-packages"))
 
     def pip(what: str, *arguments: str) -> None:
-        building._pip(inside, "install", "--no-compile", *arguments, what=what)
+        building.pip(inside, "install", "--no-compile", *arguments, what=what)
 
     pip(f"vllm=={VERSION}", "--no-deps", "--only-binary", ":all:", f"vllm=={VERSION}")
     wanted = wanted_of(requirements(site))
@@ -113,8 +110,8 @@ def _make(made: Path, torch: str) -> None:
         text=True,
     )  # fmt: skip
     if facts.returncode != 0:
-        raise InputError(f"vllm {VERSION} was installed and its metadata cannot be read: {building._last_line(facts.stderr)}")
-    building._mark(made, **dict(zip(("python", "vllm", "torch", "transformers", "flashinfer"), facts.stdout.split(), strict=True)))
+        raise InputError(f"vllm {VERSION} was installed and its metadata cannot be read: {building.last_line(facts.stderr)}")
+    building.mark(made, **dict(zip(("python", "vllm", "torch", "transformers", "flashinfer"), facts.stdout.split(), strict=True)))
 
 
 def wanted_of(lines: list[str]) -> dict[str, list[str]]:

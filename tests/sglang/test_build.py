@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from helpers.errors import InputError, UsageError
-from helpers.sglang import build as building
+from helpers.sglang import building
 from helpers.sglang.build import build
 from helpers.sglang.environments import MARKER, environment, environments, installed, marker
 
