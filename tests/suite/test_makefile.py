@@ -53,5 +53,5 @@ def test_a_misspelt_variable_is_an_error():
 
 def test_help_is_the_default_and_names_every_target():
     text = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for target in ("validate", "test", "lab", "bench", "sglang", "differential", "lint", "clean"):
+    for target in ("validate", "test", "lab", "bench", "sglang", "vllm", "differential", "lint", "clean"):
         assert f"\n  {target}" in text
