@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from helpers.view.figures import STYLE, WIDTH
 from helpers.view.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION
@@ -149,6 +150,9 @@ def roofline(results: Sequence[Result]) -> Figure:
             above.set(xscale="log", yscale="log")
             below.set_xlabel("tokens")
             below.set(xscale="log", ylim=(0, 100))
+            for axis in (above.xaxis, above.yaxis, below.xaxis):
+                axis.set_major_formatter("{x:g}")  # a log scale's own labels are mathematics, which STYLE leaves as it is written
+                axis.set_minor_formatter(NullFormatter())
             for axes in (above, below):
                 axes.spines[["top", "right"]].set_visible(False)
         grid[0, 0].set_ylabel("TFLOP/s")

@@ -81,6 +81,12 @@ def test_the_roofline_draws_a_panel_a_model_and_has_a_table():
     assert "a roofline" in str(shown)
 
 
+def test_the_rooflines_scales_are_labelled_with_plain_numbers():
+    picture = kernel_runs.roofline([TOP, *(run(tokens) for tokens in (1, 64, 4096))])
+    labels = {label.get_text() for axes in picture.axes for axis in (axes.xaxis, axes.yaxis) for label in axis.get_ticklabels(which="both")}
+    assert {"1", "1000"} <= labels and all(float(label) >= 0 for label in labels if label)
+
+
 def test_several_gpus_are_one_row_a_case():
     result = {
         "mode": "ep",
