@@ -5,7 +5,7 @@ import re
 import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from functools import cache
 from random import Random
@@ -119,11 +119,12 @@ def compare_releases(
     whole = Report()
     with folders() as folder, ThreadPoolExecutor(min(WORKERS, os.cpu_count() or 1)) as pool:
         newest_first = sorted(releases, reverse=True)  # the newest take longest: begun last, one would end alone
-        asked = {release: pool.submit(compare_release, release, subjects, sample, mutants, folder) for release in newest_first}
-        for release in releases:
-            report = asked[release].result()
-            say(f"sglang {release}: {report.last_line} modules={report.modules} ranks={len(report.ranks)}")
-            whole.merge(report)
+        asked = {pool.submit(compare_release, release, subjects, sample, mutants, folder): release for release in newest_first}
+        for future in as_completed(asked):
+            report = future.result()
+            say(f"sglang {asked[future]}: {report.last_line} modules={report.modules} ranks={len(report.ranks)}")
+        for future in sorted(asked, key=asked.get):
+            whole.merge(future.result())
     return whole
 
 
