@@ -42,7 +42,7 @@ $(INSTALLED): pyproject.toml
 	  || { echo "make: $$($(PYTHON) -V) is not between 3.11 and 3.13: say make PYTHON=python3.12" >&2; exit 1; }
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV) \
 	  || { echo "make: $(PYTHON) cannot make environments: install its venv package (Debian, Ubuntu: python3-venv)" >&2; exit 1; }
-	@echo "Installing into $(VENV): 4 GB and a few minutes the first time"
+	@echo "Installing into $(VENV): 5 GB and a few minutes the first time"
 	@{ $(PY) -m pip install $(TORCH) && $(PY) -m pip install -e '.[$(EXTRAS)]'; } \
 	  || { echo "make: pip could not install everything: the lines above say what; the packages come from PyPI, so it needs the network or a mirror" >&2; exit 1; }
 	@touch $@
