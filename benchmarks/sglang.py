@@ -10,10 +10,10 @@ import sys
 import time
 from pathlib import Path
 
+from helpers.checkpoint.folders import folders
 from helpers.deployment import release
 from helpers.sglang.build import DEFAULT_RELEASES
 from helpers.sglang.client import Worker
-from helpers.sglang.compare import folders
 from helpers.sglang.environments import environments
 from helpers.sglang.matrix import argument_questions, checkpoints
 

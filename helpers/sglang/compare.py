@@ -1,17 +1,10 @@
 """Holds helpers.stages equal to the real releases: the same questions to both, and every difference named."""
 
-import hashlib
-import json
-import os
-import shutil
-import tempfile
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from helpers.checkpoint import Checkpoint
+from helpers.checkpoint.folders import Folders
 from helpers.deployment import Deployment, Release
 from helpers.sglang.client import Answer, ModelAnswer, Worker
 from helpers.sglang.matrix import Question
@@ -56,45 +49,6 @@ class Disagreement:
         lines = [f"\n    {name}: model {model!r}, release {real!r}" for name, model, real in self.differences[:SHOWN]]
         more = f"\n    and {len(self.differences) - SHOWN} more" if len(self.differences) > SHOWN else ""
         return f"sglang {self.release}, {self.question}{''.join(lines)}{more}"
-
-
-class Folders:
-    """A folder for each checkpoint that real SGLang can be pointed at: its own, or its configurations written to a scratch place."""
-
-    def __init__(self, scratch: Path):
-        self.scratch = scratch
-        self._known: dict[int, tuple[Checkpoint, Path]] = {}
-        self._lock = threading.Lock()
-
-    def __call__(self, checkpoint: Checkpoint) -> Path:
-        with self._lock:  # releases are asked in threads, about the same checkpoints
-            known = self._known.get(id(checkpoint))
-            if known is None:
-                known = self._known[id(checkpoint)] = (checkpoint, self._folder(checkpoint))
-            return known[1]
-
-    def _folder(self, checkpoint: Checkpoint) -> Path:
-        if checkpoint.path is not None and (checkpoint.path / "config.json").is_file():
-            return checkpoint.path
-        config, quant = json.dumps(checkpoint.config), json.dumps(checkpoint.hf_quant)
-        folder = self.scratch / hashlib.sha256((config + quant).encode()).hexdigest()[:16]
-        if not folder.exists():
-            folder.mkdir(parents=True)
-            (folder / "config.json").write_text(config)
-            if checkpoint.hf_quant is not None:
-                (folder / "hf_quant_config.json").write_text(quant)
-        return folder
-
-
-@contextmanager
-def folders() -> Iterator[Folders]:
-    """A scratch place that is removed at the end; what a process left that was killed is removed too."""
-    for left in Path(tempfile.gettempdir()).glob("nvfp4-moe-*-*"):
-        owner = left.name.split("-")[2]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
-            shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=f"nvfp4-moe-{os.getpid()}-") as scratch:
-        yield Folders(Path(scratch))
 
 
 def compare_arguments(

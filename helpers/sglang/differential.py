@@ -11,10 +11,11 @@ from functools import cache
 from random import Random
 
 from helpers.checkpoint import Checkpoint
+from helpers.checkpoint.folders import Folders, folders
 from helpers.deployment import Deployment, Release, gpu
 from helpers.paths import DATA
 from helpers.sglang.client import ModelAnswer, Worker
-from helpers.sglang.compare import Disagreement, Folders, built_model, compare_arguments, folders, judge_modules
+from helpers.sglang.compare import Disagreement, built_model, compare_arguments, judge_modules
 from helpers.sglang.corners import corners, flags_of
 from helpers.sglang.matrix import Question, argument_questions, checkpoints
 from helpers.sglang.mutants import mutant

@@ -12,8 +12,9 @@ from pathlib import Path
 from random import Random
 
 from helpers.checkpoint import Checkpoint, open_checkpoint
+from helpers.checkpoint.folders import folders
 from helpers.deployment import Deployment, Release
-from helpers.sglang.compare import Disagreement, folders
+from helpers.sglang.compare import Disagreement
 from helpers.sglang.damage import KINDS, damaged
 from helpers.sglang.loading import LoadAnswer, LoadWorker
 from helpers.stages.block import BlockLoad, load_block

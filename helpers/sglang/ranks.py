@@ -4,11 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from helpers.checkpoint import Checkpoint
+from helpers.checkpoint.folders import Folders
 from helpers.deployment import Deployment, Release
 from helpers.errors import UsageError
 from helpers.findings import Finding
 from helpers.sglang.client import ModelAnswer, Worker
-from helpers.sglang.compare import BUILDERS, SHAPE_CHECKS, Disagreement, Folders
+from helpers.sglang.compare import BUILDERS, SHAPE_CHECKS, Disagreement
 from helpers.stages.verdict import judge
 
 # (tp, ep, dp); with dp > 1 attention is data parallel. Each is asked for its last rank. The last four come out uneven for many models:

@@ -12,11 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from helpers.checkpoint import Checkpoint
+from helpers.checkpoint.folders import Folders, folders
 from helpers.deployment import RELEASES, Deployment, Release, gpu
 from helpers.errors import InputError
 from helpers.paths import DATA
 from helpers.sglang.client import Answer, Worker
-from helpers.sglang.compare import VARIABLES, Folders, folders
+from helpers.sglang.compare import VARIABLES
 from helpers.sglang.matrix import FLAGS, checkpoints
 
 RECORDED = DATA / "recorded" / "sglang"

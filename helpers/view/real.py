@@ -4,14 +4,11 @@ off: nothing is asked. auto: the releases whose environment is built. required: 
 error. What of a release is real and what is simulated: helpers.sglang.client, REAL and SIMULATED.
 """
 
-import json
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from helpers.checkpoint import Checkpoint
+from helpers.checkpoint.folders import folders
 from helpers.deployment import Deployment, release
 from helpers.errors import UsageError, unknown
 from helpers.sglang.client import Answer, ModelAnswer, Worker
@@ -40,17 +37,17 @@ def to_ask(oracle: str, versions: Sequence[str], to_load: bool = False) -> tuple
 def arguments(versions: Sequence[str], checkpoint: Checkpoint, asked: Deployment) -> dict[str, Answer]:
     """What each release makes of the same launch. About 10 seconds and 1 GB a release, one after another."""
     answers = {}
-    with _folder(checkpoint) as folder:
+    with folders() as folder:
         for version in versions:
             with Worker(version) as worker:
-                answers[version] = worker.arguments(folder, replace(asked, release=release(version)))
+                answers[version] = worker.arguments(folder(checkpoint), replace(asked, release=release(version)))
     return answers
 
 
 def model(checkpoint: Checkpoint, asked: Deployment) -> ModelAnswer:
     """The model that the release of the deployment builds, without memory: every module and the method it got."""
-    with _folder(checkpoint) as folder, Worker(asked.release.version) as worker:
-        return worker.model(folder, asked)
+    with folders() as folder, Worker(asked.release.version) as worker:
+        return worker.model(folder(checkpoint), asked)
 
 
 def agrees(id: str, oracle: str, asked: bool, observed: object, expected: object, why: str, reason: str = "") -> None:
@@ -60,17 +57,3 @@ def agrees(id: str, oracle: str, asked: bool, observed: object, expected: object
     else:
         why_not = reason or ("oracle is off" if oracle == "off" else "none of these releases is built")
         not_run(id, f"the real release was not asked: {why_not}", "" if reason else "make sglang, then ORACLE=auto (or -p oracle=auto)")
-
-
-@contextmanager
-def _folder(checkpoint: Checkpoint) -> Iterator[Path]:
-    """A folder with the checkpoint's configuration: its own, or a temporary one for a public configuration."""
-    if checkpoint.path is not None:
-        yield checkpoint.path
-        return
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
-        (folder / "config.json").write_text(json.dumps(checkpoint.config), encoding="utf-8")
-        if checkpoint.hf_quant is not None:
-            (folder / "hf_quant_config.json").write_text(json.dumps(checkpoint.hf_quant), encoding="utf-8")
-        yield folder

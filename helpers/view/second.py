@@ -4,10 +4,11 @@ What of vLLM is real and what is simulated: helpers.vllm.ask, REAL and SIMULATED
 """
 
 from helpers.checkpoint import Checkpoint
+from helpers.checkpoint.folders import folders
 from helpers.deployment import Deployment
 from helpers.stages.verdict import Judgement
 from helpers.view.markup import Markup, details, escape, table
-from helpers.vllm.ask import SIMULATED, Answer, Question, ask, folder_of
+from helpers.vllm.ask import SIMULATED, Answer, Question, ask
 from helpers.vllm.environment import VERSION, built
 
 
@@ -23,8 +24,8 @@ def beside_sglang(oracle: str, checkpoint: Checkpoint, deployed: Deployment, jud
     if deployed.dp > 1:
         return _sentence(f"vLLM {VERSION} was not asked: the question is put for one data-parallel rank, and dp is {deployed.dp}.")
     try:
-        with folder_of(checkpoint) as folder:
-            (answer,) = ask([Question(folder, deployed.tp, deployed.ep)], deployed.gpu)
+        with folders() as folder:
+            (answer,) = ask([Question(folder(checkpoint), deployed.tp, deployed.ep)], deployed.gpu)
     except Exception as error:  # noqa: BLE001  another server's trouble must not fail a notebook about SGLang
         return _sentence(f"vLLM {VERSION} was not asked: {type(error).__name__}: {error}")
     return shown(answer, deployed, judgement)

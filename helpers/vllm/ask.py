@@ -10,12 +10,10 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from helpers.checkpoint import Checkpoint
 from helpers.deployment import Gpu
 from helpers.errors import InputError, UsageError
 from helpers.vllm import environment
@@ -213,17 +211,3 @@ def answer_of(said: dict) -> Answer:
         **{name: tuple(said.get(name, ())) for name in plain},
         **rest,
     )
-
-
-@contextmanager
-def folder_of(checkpoint: Checkpoint) -> Iterator[Path]:
-    """A folder with the checkpoint's configuration: its own, or a temporary one for a public configuration."""
-    if checkpoint.path is not None:
-        yield checkpoint.path
-        return
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
-        (folder / "config.json").write_text(json.dumps(checkpoint.config), encoding="utf-8")
-        if checkpoint.hf_quant is not None:
-            (folder / "hf_quant_config.json").write_text(json.dumps(checkpoint.hf_quant), encoding="utf-8")
-        yield folder

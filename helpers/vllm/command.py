@@ -47,14 +47,15 @@ def _ask(args: argparse.Namespace) -> int:
     from dataclasses import asdict
 
     from helpers.checkpoint import open_checkpoint
+    from helpers.checkpoint.folders import folders
     from helpers.deployment import gpu
     from helpers.vllm import environment
-    from helpers.vllm.ask import REAL, SIMULATED, Question, ask, folder_of
+    from helpers.vllm.ask import REAL, SIMULATED, Question, ask
 
     checkpoint, on = open_checkpoint(args.checkpoint), gpu(args.gpu)
     environment.python()  # says that it is not built before anything else is done
-    with folder_of(checkpoint) as folder:
-        (answer,) = ask([Question(folder, args.tp, args.ep, args.moe_backend)], on)
+    with folders() as folder:
+        (answer,) = ask([Question(folder(checkpoint), args.tp, args.ep, args.moe_backend)], on)
     if args.json:
         print(json.dumps(asdict(answer) | {"outcome": answer.outcome, "real": REAL, "simulated": SIMULATED}, indent=1))
     else:

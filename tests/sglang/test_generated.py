@@ -5,10 +5,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers.checkpoint import open_checkpoint
+from helpers.checkpoint.folders import folders
 from helpers.deployment import Deployment, a2a_backends, gpu, release, runners
 from helpers.sglang.build import DEFAULT_RELEASES
 from helpers.sglang.client import Worker
-from helpers.sglang.compare import built_model, compare_arguments, folders, judge_modules
+from helpers.sglang.compare import built_model, compare_arguments, judge_modules
 from helpers.sglang.differential import known
 from helpers.sglang.matrix import FLAGS, Question
 from helpers.sglang.mutants import mutant
