@@ -216,7 +216,8 @@ def _misaligned(audit: Audit) -> Finding | None:
     )
     shares = [_share("no_six", "examined")(m) for m in bad]
     observed = f"up to {max(shares, default=0):.0%} of the blocks have no code of magnitude 6"
-    return _finding(audit, "blocks_without_six", "note", bad, observed, "next to none with scales from the maximum", why)
+    remedy = f"nothing, if the scales were searched; compare with the original (audit --original); else {EXPORT_AGAIN}"
+    return _finding(audit, "blocks_without_six", "note", bad, observed, "next to none with scales from the maximum", why, remedy=remedy)
 
 
 def _clipped(audit: Audit) -> Finding | None:
